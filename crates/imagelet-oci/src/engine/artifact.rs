@@ -1,4 +1,4 @@
-//! Names of an artifact that its manifest does not tell: those in archives. Each is that of one blob.
+//! Compares the names in an artifact's archives, which the manifest does not list. Each name must belong to one blob.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -25,8 +25,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Refuses an artifact if two of its blobs have a name in common, or if it has too many names. All its blobs are
-    /// staged or in the store.
+    /// Rejects an artifact with too many names, or with a name in two blobs. All blobs are staged or in the store.
     pub(super) async fn check_artifact(
         &self,
         manifest: &Manifest,
@@ -90,17 +89,16 @@ enum NameFault {
     },
 }
 
-/// Compares the names of trees, which are opened one after the other. A name takes eight bytes of memory: names are read
-/// again where their hashes are equal.
+/// Compares the names of trees. Memory has only a hash of each name; names with equal hashes are read again.
 fn fault_of_names(
     trees: usize,
     names_max: u64,
     open: impl Fn(usize) -> io::Result<OwnedFd>,
 ) -> io::Result<Option<NameFault>> {
-    // The key is random, so that no artifact is made of names with equal hashes.
+    // The key is random, so that no artifact can contain names with equal hashes.
     let key = RandomState::new();
     let hash = |path: &[u8]| key.hash_one(path) >> 1;
-    // In the lowest bit: whether the name is a folder's.
+    // The lowest bit: whether the name is a folder's.
     let mut names: Vec<u64> = Vec::new();
     for tree in 0..trees {
         each_name(open(tree)?, |path, is_folder| names.push(hash(path) << 1 | u64::from(is_folder)))?;
@@ -129,7 +127,6 @@ fn fault_of_names(
     Ok(None)
 }
 
-/// Calls `see` with each path of a tree, and whether it is a folder.
 fn each_name(tree: OwnedFd, mut see: impl FnMut(&[u8], bool)) -> io::Result<()> {
     walk(tree, |path, found| {
         let (folder, name) = found?;

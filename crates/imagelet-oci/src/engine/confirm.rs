@@ -1,5 +1,4 @@
-//! The documents of present images. They are read from the disk, and used for a digest or tag that the registry grants
-//! to the credentials.
+//! The documents of present images, read from the disk. A pull uses them if the registry confirms the digest or tag.
 
 use std::{path::Path, sync::Arc};
 
@@ -20,9 +19,9 @@ use crate::{
 type Read = (ImageDocument, ManifestDocument);
 
 impl Engine {
-    /// Resolves a digest that was pulled from this repository before, or a tag that still names the present image,
-    /// if the registry grants it to this request's credential. Registries that count pulls count a `GET` of a manifest,
-    /// but no `HEAD`. `None`: the caller must fetch, and the answer to the fetch is more precise.
+    /// Resolves a digest that was pulled from this repository, or a tag of the present image, if the registry grants it
+    /// to the request's credential. A `HEAD` does not count as a pull; a `GET` of a manifest does. `None`: the caller
+    /// must fetch, which also gives a more precise error.
     pub(super) async fn confirmed(
         &self,
         target: &PullTarget,
@@ -39,7 +38,7 @@ impl Engine {
         }
     }
 
-    /// The digest of a reference: the digest in it, or the digest of the present image with its tag.
+    /// The digest in a reference, or the digest of the present image with the reference's tag.
     fn digest_here(&self, target: &PullTarget) -> Option<Digest> {
         if let Some(digest) = target.reference.digest() {
             return Some(digest.clone());
@@ -49,8 +48,8 @@ impl Engine {
         Some(record.index.as_ref().unwrap_or(&record.pulled.digest).clone())
     }
 
-    /// The documents from a digest to the image for the platform, and whether an index names the platform. `None`: the
-    /// disk does not have all documents.
+    /// The documents from a digest to the image for the platform, and whether an index names the platform. `None`: a
+    /// document is not on the disk.
     async fn resolved_here(&self, target: &PullTarget, session: &PullSession, digest: &Digest) -> Option<Resolved> {
         let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
@@ -70,8 +69,7 @@ impl Engine {
         resolved(root, self.document_here(&id, "manifest.json", &entry.digest).await?, is_named)
     }
 
-    /// The documents of an image, as recorded. A document that the disk has lost is fetched from the session's
-    /// registry.
+    /// The recorded documents of an image. A document that the disk has lost is fetched in the session.
     pub(super) async fn recorded(
         &self,
         record: &ImageRecord,

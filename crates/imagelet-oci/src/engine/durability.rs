@@ -8,22 +8,19 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Engine, blocking};
 use crate::store::{Durability, SyncView};
 
-/// The delay of the sync after a background pull returns: other durable writes of that pull would wait for the image's
-/// sync. Pulls that end meanwhile share one sync.
+/// Pulls that end within this delay share one sync, and their own durable writes do not wait for that sync.
 const SYNC_DELAY: Duration = Duration::from_millis(500);
 
-/// The first early sync starts before the end of a small image: it saves an eighth of the time of a 6 MB pull, and
+/// The first early sync starts before the end of a small image. It saves an eighth of the time of a 6 MB pull, and
 /// costs a large pull nothing.
 const FIRST_SYNC: Duration = Duration::from_millis(50);
 
-/// The period of later early syncs, where the disk keeps up. A quarter of this period slowed large images and sped up no
-/// image.
+/// The period of later early syncs. A quarter of this period slowed large images and sped up none.
 const SYNC_PERIOD: Duration = Duration::from_millis(600);
 
-/// The pause between two early syncs. `synced`: how long the former one took, for what was written in `produced`.
-///
-/// While a disk falls behind the pulls, each sync takes longer than the former one, and the next one follows at once. A disk
-/// that is only slow to answer takes as long each time, and has its pauses.
+/// The pause between two early syncs. `synced`: the duration of the previous sync; `produced`: the time in which its
+/// data was written. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the next
+/// sync follows at once. On a disk with a high but constant latency, the pauses stay.
 fn pause(produced: Duration, synced: Duration) -> Duration {
     if synced > produced { Duration::ZERO } else { SYNC_PERIOD }
 }
@@ -34,7 +31,7 @@ impl Engine {
         if !self.store.is_unsettled() {
             return;
         }
-        // The store may be closed meanwhile; then the next owner continues.
+        // If the store is closed in the meantime, the next owner continues.
         let store = Arc::downgrade(&self.store);
         tokio::spawn(async move {
             tokio::time::sleep(SYNC_DELAY).await;
@@ -45,9 +42,9 @@ impl Engine {
         });
     }
 
-    /// Syncs early, in parallel with the processor's work. Ends on drop. The pulls' views receive the errors.
+    /// Syncs early, in parallel with the unpacking, until the drop. The pulls' own views receive the errors.
     pub(crate) fn sync_early(&self) -> Option<AbortOnDropHandle<()>> {
-        // The task has only the path: closing the store must not wait for the task.
+        // The task has only the path, so that the store can be closed.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.syncing_early));
         let task = async move {
             let _alone = alone.lock().await;

@@ -23,14 +23,14 @@ const KEPT_MAX: usize = 64;
 /// Maximum bytes of cached documents. A larger document is fetched again.
 const BYTES_MAX: usize = 8 << 20;
 
-/// The key of a resolution. A request never gets a resolution that another credential has opened.
+/// The key of a resolution. A request must not get a resolution that another credential has opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
-    /// The caller named the platform. Otherwise the platform is the node's.
+    /// The caller named the platform. `false`: it is the node's.
     pub(super) is_platform_given: bool,
-    /// Credentials of the registry and of other hosts.
+    /// The credentials of the registry and of other hosts.
     pub(super) credentials: Vec<Credential>,
     pub(super) patience: Patience,
 }
@@ -88,7 +88,7 @@ impl Engine {
         target: &PullTarget,
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
-        // One session for both ways: a token is used for both, and a rejected credential is sent once.
+        // One session for both resolutions, so that both use one token, and a rejected credential is sent once.
         let session = self.registry.session(&target.reference, &target.credentials, target.patience).await?;
         if let Some(progress) = progress {
             session.report_to(progress);
@@ -118,8 +118,8 @@ impl Engine {
         Ok(estimate)
     }
 
-    /// Without the configuration, an image's layer is identified by its blob. A layer whose blob is compressed
-    /// differently is missing. An artifact's file is identified by its blob and path.
+    /// Without the configuration, a layer is identified by its blob. So a layer with another compression is missing. A
+    /// file of an artifact is identified by its blob and path.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = resolved.image_id();
         let reference = resolved.session.reference();
@@ -130,7 +130,7 @@ impl Engine {
         } else if manifest.artifact_kind().is_some() {
             let repository = only_from(manifest, reference);
             let is_missing = |key: &Digest| self.store.layer(key).is_none() || !self.may_share(repository, key);
-            // A blob twice under one name is one file.
+            // Entries with the same blob and name are one file.
             let files = manifest.artifact_files().unwrap_or_default();
             let files: BTreeMap<Digest, &Descriptor> = files.into_iter().map(|file| (file.key, file.blob)).collect();
             files.into_iter().filter(|(key, _)| is_missing(key)).map(|(_, blob)| blob).collect()
@@ -151,7 +151,7 @@ impl Engine {
     }
 }
 
-/// Each blob once: a blob is fetched once.
+/// Each blob once, because a blob is fetched once.
 fn distinct<'a>(layers: impl IntoIterator<Item = &'a Descriptor>) -> impl Iterator<Item = &'a Descriptor> {
     let mut seen = HashSet::new();
     layers.into_iter().filter(move |layer| seen.insert(&layer.digest))

@@ -1,8 +1,7 @@
 //! Single flight of layers: one fetch serves all pulls of the layer, unless the fetch is too slow for another tenant.
 //!
-//! A pull waits for the fetch of its own tenant. It also waits for another tenant's fetch if that fetch ends soon
-//! ([`imagelet_core::hold`]). Otherwise it starts its own fetch in parallel, and the first whole layer ends the other
-//! fetches.
+//! A pull waits for a fetch of its own tenant. It waits for another tenant's fetch only if that fetch ends soon
+//! ([`imagelet_core::hold`]). Otherwise it starts its own fetch, and the first whole layer ends the other fetches.
 
 use std::{
     collections::HashMap,
@@ -30,11 +29,10 @@ use crate::{
     tenant::Tenant,
 };
 
-/// After this many fetches of other tenants that returned no layer, a pull waits for no such fetch.
+/// After this number of failed fetches of other tenants, a pull no longer waits for such fetches.
 const FAILED_MAX: u32 = 2;
 
-/// The layers that are being fetched, or that a pull has staged and not committed. The type uses neither registry nor
-/// store, so that its tests need neither.
+/// The layers that are being fetched, or that are staged and not committed. The tests use no registry and no store.
 pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>>>);
 
 /// A layer, and the repository whose pulls may share it. `None`: all pulls may share it.
@@ -100,14 +98,13 @@ impl LayerCaller {
     }
 }
 
-/// The result for a pull that wants a layer.
 pub(crate) enum RaceOutcome<F, P, T> {
     /// The layer is at its destination, or another pull has fetched it.
     Present(P),
     Own(F, FetchGuard<T>),
 }
 
-/// A running fetch. If it is dropped, the fetch is over, and waiting pulls check again.
+/// A running fetch. The drop marks its end, and waiting pulls check again.
 pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
     number: u64,
@@ -115,7 +112,7 @@ pub(crate) struct FetchGuard<T> {
 }
 
 impl<T> FetchGuard<T> {
-    /// Whether another fetch of the layer has ended since this one began.
+    /// Whether another fetch of the layer has ended since this fetch began.
     pub(crate) fn is_late(&self) -> bool {
         self.slot.lock().ended != self.ended
     }
@@ -146,7 +143,7 @@ impl<T> LayerSlot<T> {
         self.lock().staged.upgrade()
     }
 
-    /// Waits until a fetch has ended: their number is no longer `seen`.
+    /// Waits until a fetch has ended, so that the number of ended fetches is not `seen`.
     async fn ended_since(&self, seen: u64) {
         loop {
             // Created before the check, so that it receives every later notification.
@@ -201,8 +198,7 @@ impl<T> Default for LayerSingleFlight<T> {
 }
 
 impl<T> LayerSingleFlight<T> {
-    /// Waits for other fetches if they are fast enough. Otherwise enters, and fetches in parallel until the first fetch
-    /// is whole.
+    /// Waits for other fetches that are fast enough. Otherwise enters, and fetches until the first fetch is whole.
     ///
     /// `present` checks whether the layer is at its destination, or takes the layer that another pull has staged.
     /// `enter` waits for the right to fetch.
@@ -220,14 +216,13 @@ impl<T> LayerSingleFlight<T> {
         Fetch: Future<Output = Result<F, E>>,
     {
         let slot = self.slot(key);
-        // Reports the wait, and the end of the wait even if this future is dropped.
+        // Reports the wait, and reports its end even if this future is dropped.
         let mut waits = None;
         let (mut seen, mut failed) = (slot.lock().ended, 0);
         let (entered, guard) = loop {
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
             }
-            // After several fetches that returned no layer, the pull no longer waits.
             let may_wait = failed < FAILED_MAX;
             if let Some(holder) = slot.awaited(caller, may_wait) {
                 waits.get_or_insert_with(|| {
@@ -275,7 +270,7 @@ impl<T> LayerSingleFlight<T> {
         }
     }
 
-    /// The slot of a layer. Slots that have no pull and no staged layer are removed.
+    /// The slot of a layer. Slots without a pull and a staged layer are removed.
     fn slot(&self, key: LayerKey) -> Arc<LayerSlot<T>> {
         let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().staged.strong_count() > 0);
@@ -288,7 +283,6 @@ impl<T> LayerSingleFlight<T> {
 }
 
 impl Engine {
-    /// The confinement of the threads that unpack layers.
     pub fn confinement(&self) -> &Confinement {
         &self.confinement
     }
@@ -319,8 +313,7 @@ impl Engine {
         }
     }
 
-    /// A layer that an earlier pull unpacked, or a fetched one, unless `present` finds the layer first. `window` bounds
-    /// the fetches.
+    /// Takes a spare or fetches the layer, unless `present` finds it first. `window` bounds concurrent fetches.
     pub(super) async fn bring_layer<T, P, E: From<RuntimeError>, Present>(
         &self,
         flight: &LayerSingleFlight<T>,
@@ -374,7 +367,7 @@ impl Engine {
         Box::pin(flight.race(key, &caller, present, enter, fetch)).await
     }
 
-    /// Whether an unfinished pull left a layer. Such a layer has no blob, so it is not used if blobs are kept.
+    /// Whether there is a spare. A spare has no blob, so it is not used if blobs are kept.
     pub(super) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
         !self.config.keep_blobs && self.store.has_spare(wanted)
     }

@@ -60,7 +60,7 @@ pub use trust::check_signature_policy;
 pub(crate) use archive::choose as choose_archived;
 
 const HEALTH_FILE: &str = "registry-health.json";
-/// How often a store in use is tried again, and the time after which the wait is reported.
+/// The interval between attempts to open a store in use, and the time after which the wait is reported.
 const LOCK_RETRY_PERIOD: Duration = Duration::from_millis(50);
 const LOCK_WAIT_QUIET: Duration = Duration::from_secs(1);
 
@@ -70,7 +70,7 @@ pub struct EngineConfig {
     pub registry: RegistryConfig,
     pub durability: Durability,
     pub keep_blobs: bool,
-    /// How long the content of an unfinished pull stays for the next pull. Zero: the content is removed at once.
+    /// How long the content of an unfinished pull stays for the next pull. Zero: it is removed at once.
     pub resume_for: Duration,
     pub limits: LayerLimits,
     /// When a pull gives up a resource that other pulls wait for.
@@ -78,7 +78,6 @@ pub struct EngineConfig {
     pub admission: Admission,
 }
 
-/// The path of a store, and how it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorePlace {
     pub root: PathBuf,
@@ -114,7 +113,7 @@ impl EngineConfig {
         }
     }
 
-    /// How much of a pull runs at once, and the machine that it follows from.
+    /// The parallelism of a pull, and the machine that determines it.
     pub fn sizes(&self) -> String {
         let layers = counted(self.limits.layers_in_flight as u64, "layer");
         format!("{layers} of an image at once, {} ({})", self.registry.fetch_sizes, Machine::here())
@@ -135,7 +134,7 @@ pub struct Engine {
     pulls: AtomicU64,
     /// Only one pull runs the early syncs, for all pulls.
     syncing_early: Arc<tokio::sync::Mutex<()>>,
-    /// Only one artifact's names are compared at a time: they take memory.
+    /// Only one artifact's names are compared at a time, because the comparison uses memory.
     comparing_names: Arc<tokio::sync::Mutex<()>>,
     reservations: Arc<Reservations>,
     room: OnceLock<Arc<dyn MakeRoom>>,
@@ -157,10 +156,7 @@ impl Engine {
         Self::open_telling(config, &|_| {}).await
     }
 
-    /// As [`Engine::open`]. Reports the reason for a longer wait once.
-    ///
-    /// # Errors
-    /// As [`Engine::open`].
+    /// As [`Engine::open`], with the same errors. Reports the reason for a longer wait once.
     pub async fn open_telling(
         config: EngineConfig,
         tell: &(dyn Fn(&str) + Send + Sync),
@@ -188,14 +184,14 @@ impl Engine {
             room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
-        // The first caller needs the list, so it is built during the rest of the start.
+        // The first caller needs the list, so it is built in the background.
         tokio::task::spawn_blocking({
             let store = Arc::clone(&store);
             move || drop(store.listed())
         });
         if !store.is_read_only() {
             engine.sync_background_soon();
-            // The trash can be large; the start does not wait for it.
+            // The trash can be large, so the start does not wait.
             tokio::task::spawn_blocking(move || store.try_empty_trash());
         }
         Ok(engine)
@@ -211,9 +207,6 @@ impl Engine {
     }
 
     /// Fails if the store was opened for reading, or is on a read-only file system.
-    ///
-    /// # Errors
-    /// With the reason.
     pub fn check_writable(&self) -> Result<(), RuntimeError> {
         self.store.check_writable()
     }
@@ -223,7 +216,6 @@ impl Engine {
         Arc::new(MountUses(Arc::clone(&self.store)))
     }
 
-    /// Runs blocking work on the store.
     async fn on_disk<T: Send + 'static>(
         &self,
         work: impl FnOnce(&Arc<Store>) -> Result<T, RuntimeError> + Send + 'static,
@@ -232,13 +224,13 @@ impl Engine {
         blocking(move || work(&store)).await
     }
 
-    /// The space that running pulls write next; a collection does not count it as free.
+    /// The space that running pulls write next. A collection does not count it as free.
     fn reserved(&self) -> Freed {
         let amount = self.reservations.open().steps();
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 
-    /// The image with a name or id. The image must be present.
+    /// The image with a name or id. An absent image is an error.
     fn present(&self, image: &str) -> Result<ImageId, RuntimeError> {
         self.store.resolve(image)?.ok_or_else(|| {
             RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{image}` is not present"))
@@ -251,7 +243,7 @@ impl Engine {
         Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
 
-    /// Also records the progress of a pull for processes that wait for the store.
+    /// Records the progress of a pull, too, for processes that wait for the store.
     fn marking_progress(&self, progress: Progress) -> Progress {
         let store = Arc::clone(&self.store);
         Arc::new(move |event| {
@@ -312,7 +304,7 @@ impl ImageService for Engine {
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
         let now = SystemTime::now();
-        // One store serves all handlers, writable layers included.
+        // One store serves all handlers and the writable layers.
         let all = StoreMeasure {
             store: String::new(),
             bytes: ByteSize(self.store.takes().bytes + self.store.unfinished_bytes()),
@@ -340,7 +332,7 @@ impl LocalStore for Engine {
             if let Some((id, names)) = image
                 && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
             {
-                // Removal of the last name removes the image.
+                // The removal of the last name removes the image.
                 refuse_if_mounted(store, &id, &name)?;
             }
             store.remove_name(&name)?;
@@ -438,7 +430,7 @@ impl LocalStore for Engine {
     }
 }
 
-/// Opens the store. Waits for another process that changes it; `report` is called once with the reason of the wait.
+/// Opens the store. Waits for another process that changes the store, and calls `report` once with the reason.
 async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
     let (begun, wait_max, mut is_reported) = (Instant::now(), config.place.lock_wait, false);
     let mut wait = LockWait::new(wait_max, begun);
@@ -472,7 +464,7 @@ async fn blocking<T: Send + 'static>(
     tokio::task::spawn_blocking(work).await?
 }
 
-/// Ends the threads of some work when its caller drops it.
+/// Ends the threads of some work when its caller drops this guard.
 struct CancelOnDrop(Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
@@ -494,7 +486,7 @@ fn parse_reference(name: &str) -> Result<Reference, RuntimeError> {
     })
 }
 
-/// The caller has locked mounting in the store, so that the image is not mounted meanwhile.
+/// The caller has locked the store's mounting, so that no mount starts meanwhile.
 fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
     let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
         return Ok(());

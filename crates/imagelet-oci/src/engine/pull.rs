@@ -47,7 +47,7 @@ impl Engine {
         let (target, resolved) = self.resolved(request, progress).await?;
         let session = resolved.session.clone();
         let failed = format!("could not fetch and unpack `{}`", target.reference);
-        // The registry has resolved the name. If a later step fails, the present image is no substitute.
+        // The registry has resolved the name, so after a later error the present image is no substitute.
         let fetched = self.fetch(target, resolved, tenant(request), progress).await;
         progress(PullEvent::Hosts(session.senders()));
         fetched.map_err(|error| error.about(&failed).not_an_outage())
@@ -117,7 +117,7 @@ impl Engine {
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<LayerFetches, RuntimeError> {
-        // Reserved until the image is committed, or its leftovers are on their way to the trash.
+        // Reserved until the image is committed, or its leftovers are in the trash.
         let pull = self.pulls.fetch_add(1, Ordering::Relaxed);
         let (reservation, continued) = self.admit(wanted, (pull, Arc::clone(&tenant)), progress).await?;
         let view = self.on_disk(|store| store.pull_view()).await?;
@@ -214,7 +214,7 @@ impl Engine {
         let committed = self.on_disk(move |store| {
             let committed = store.commit(new, &staged, &view).inspect_err(|error| resumption.heed(error));
             drop(lease);
-            // Layers that were placed before the commit failed belong to no image.
+            // If the commit has failed, the placed layers belong to no image.
             if committed.is_err()
                 && let Err(error) = store.sweep()
             {
@@ -258,7 +258,7 @@ impl Engine {
         // The largest layer determines the duration of a pull, so it must not start last.
         jobs.sort_by_cached_key(|job| (Reverse(job.descriptor.size), job.descriptor.digest.clone()));
         let LayerFetches { reservation, resumption, .. } = &fetches;
-        // A blob under two names is fetched once: the second file is made of the first.
+        // A blob under two names is fetched once. The second file is a copy of the first.
         let blobs = jobs.chunk_by(|one, other| one.descriptor.digest == other.descriptor.digest);
         let blobs: Vec<Vec<LayerJob>> = blobs.map(<[_]>::to_vec).collect();
         let staging = stream::iter(blobs)
@@ -315,8 +315,7 @@ pub(super) fn tenant(request: &PullRequest) -> Arc<Tenant> {
     Arc::new(Tenant { namespace: request.pod.namespace.to_string(), credential: request.credential.clone() })
 }
 
-/// Reports the resolution, after a check that all layers can be unpacked. So an unsupported layer type is rejected
-/// before any byte of another layer is fetched.
+/// Reports the resolution. First checks that all layer types are supported, before any layer byte is fetched.
 pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), RuntimeError> {
     resolved.manifest.check_layers()?;
     let layers = resolved.manifest.layers.iter();

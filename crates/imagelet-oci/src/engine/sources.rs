@@ -40,7 +40,7 @@ where
     Err(last)
 }
 
-/// The credentials of each attempt. Each host gets each of its own credentials; a host without credentials gets none.
+/// The credentials of each attempt. Attempts use each host's credentials in turn; a host without credentials gets none.
 fn in_turn(by_host: &[Vec<Credential>]) -> Vec<Vec<Credential>> {
     let count = by_host.iter().map(Vec::len).max().unwrap_or_default().max(1);
     let of_attempt = |attempt| {

@@ -1,5 +1,5 @@
-//! Reserves space for a pull before its first layer byte, and more space as its bytes arrive. If space is missing, it
-//! requests space, waits for other pulls, or rejects the pull.
+//! Reserves space for a pull before its first layer byte, and more space as its bytes arrive. If space is missing, the
+//! pull requests space, waits for other pulls, or is rejected.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -26,13 +26,13 @@ use crate::{
 
 /// How long a pull that may not fit waits for other pulls.
 const WAIT_MAX: Duration = Duration::from_mins(1);
-/// A pull that broke off within this time is probably requested again, as all pulls are when the daemon starts again.
-/// Unused images are removed before what it has received.
+/// The content of a pull that failed within this time is probably needed again soon, for example after a restart of the
+/// daemon. Unused images are removed before such content.
 pub(super) const YOUNG: Duration = Duration::from_mins(10);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
-/// Maximum number of space requests while each frees space: removed images may share layers with the remaining images.
+/// Maximum number of space requests while each frees space. More may be needed, because images share layers.
 const ROOM_ROUNDS_MAX: usize = 3;
-/// The maximum that is removed for the first bytes of a pull. These bytes show how its layers expand.
+/// Maximum space that is requested for the first bytes of a pull, which show how its layers expand.
 const PROBE_MAX: ByteSize = ByteSize(16 << 20);
 
 #[derive(Clone, Debug)]
@@ -50,7 +50,7 @@ pub(super) struct Wanted {
 enum SpaceFor {
     /// The layers of a pull that begins, and its number.
     Layers(Arc<[Wanted]>, u64, Arc<Tenant>),
-    /// The bytes that a running pull still writes.
+    /// The bytes that a running pull still writes, by its number.
     Rest(u64),
 }
 
@@ -63,7 +63,7 @@ struct NoSpace {
 }
 
 impl Engine {
-    /// Reserves space for the layers that no other pull fetches, until the guards are dropped.
+    /// Reserves space for the layers that no other pull fetches, until the drop of the guards.
     pub(super) async fn admit(
         &self,
         wanted: &[Wanted],
@@ -74,7 +74,7 @@ impl Engine {
         Ok(admitted.expect("a pull that begins gets a reservation"))
     }
 
-    /// Fetches, and gets more and more space. Ends the fetches if the pull gets no more space.
+    /// Fetches, and reserves more space step by step. Ends the fetches if no more space is granted.
     pub(super) async fn with_space<T, E>(
         &self,
         (reservation, resumption): (&Reservation, &Resumption),
@@ -102,7 +102,7 @@ impl Engine {
         let (mut fit, mut rounds, mut is_helped, mut could_free) = (Fit::Whole, 0, true, None);
         let mut is_probed = false;
         loop {
-            // Created before the check, so that no release of space in between is missed.
+            // Created before the check, so that it receives every later notification.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
             let NoSpace { missing, now, demand, space } = match self.reserve(of, fit).await? {
@@ -163,7 +163,7 @@ impl Engine {
                 }
                 return Ok(admitted);
             }
-            // An assumed size is no reason to reject a pull whose minimum can be freed.
+            // The size is only assumed, so it is no reason to reject a pull whose minimum can be freed.
             if is_reachable && !demand.is_measured && !is_probed {
                 is_probed = true;
                 let wanted = RoomWanted { whole: least, now: least.min(PROBE_MAX) };
@@ -181,7 +181,7 @@ impl Engine {
         }
     }
 
-    /// Removes content of other unfinished pulls until the missing space is free, but none that is younger than `spared`.
+    /// Removes content of other unfinished pulls until the missing space is free. Keeps content younger than `spared`.
     async fn free_unfinished(
         &self,
         of: &SpaceFor,
@@ -208,7 +208,7 @@ impl Engine {
         self.on_disk(move |store| reserve(store, &reservations, &config, &of, fit)).await
     }
 
-    /// Whether this many bytes are free beyond the floor and the bytes that all pulls write next.
+    /// Whether this number of bytes is free beyond the floor and the bytes that all pulls write next.
     pub(super) fn unreserved_space(&self) -> Arc<dyn Fn(u64) -> bool + Send + Sync> {
         let (store, reservations) = (Arc::clone(&self.store), Arc::clone(&self.reservations));
         let floor = self.config.limits.free_bytes_floor;
@@ -231,8 +231,8 @@ impl Engine {
         Some(made)
     }
 
-    /// The missing space in bytes, as a collection counts it: the estimate and the certain part. Inodes are converted
-    /// to the bytes that an inode uses here on average.
+    /// The missing space in bytes, as a collection counts: the estimate and the certain part. Inodes are converted to
+    /// bytes by the average of this store.
     fn in_bytes(&self, missing: &Amount) -> (ByteSize, ByteSize) {
         let whole = self.store.takes();
         let of_inodes = |inodes: u64| inodes.saturating_mul(whole.bytes.div_ceil(whole.inodes.max(1)));
@@ -252,7 +252,7 @@ impl Wanted {
         Self { id, compression, packed: layer.size, is_fetched, partial }
     }
 
-    /// The bytes that are on the disk already, and that no other layer counts on. A file is its own blob.
+    /// The bytes that are on the disk and that no other layer counts on. A file is its own blob.
     fn known(&self, continued: &ContinuedPartials, keeps_blobs: bool) -> LayerBytes {
         let is_file = self.compression == Compression::Stored;
         let known = self.partial.as_ref().map(|key| continued.add(key, self.packed, is_file)).unwrap_or_default();
@@ -265,7 +265,7 @@ impl Wanted {
 type Admitted = Option<(Reservation, ContinuedPartials)>;
 
 /// Reserves space if the free space minus all reservations is enough. A pull that begins reserves for its layers. A
-/// running pull reserves the bytes that it may write until its next request.
+/// running pull reserves the bytes until its next request.
 fn reserve(
     store: &Arc<Store>,
     reservations: &Arc<Reservations>,
@@ -310,7 +310,7 @@ fn reserve(
         },
     };
     let running = if let SpaceFor::Rest(pull) = of { Some(*pull) } else { None };
-    // Reservations are read first, then free space: bytes written in between count twice, but are never missed.
+    // The reservations are read before the free space. Bytes written in between count twice, but are never missed.
     let seen = page.seen(&tenant, running);
     let (free_bytes, free_inodes) = store.free().map_err(could_not("measure the disk of", store.root()))?;
     let LayerLimits { free_bytes_floor, free_inodes_floor, .. } = config.limits;
@@ -327,7 +327,7 @@ fn reserve(
     if let Some(pull) = running {
         let more = match more(granted, page.is_used_up(pull), &now) {
             Ok(more) => more,
-            // The floors bound what it writes.
+            // The floors bound the writes of such a pull.
             Err(_) if fit == Fit::Part => u64::MAX,
             Err(missing) => return Ok(Err(NoSpace { missing, now: missing, demand, space })),
         };

@@ -1,5 +1,4 @@
-//! Trust in an image: the requirements of the signature policy are checked before the first byte of a layer
-//! (`docs/spec/pull.md §13.9`).
+//! Checks an image against the signature policy before the first byte of a layer (`docs/spec/pull.md §13.9`).
 
 use std::{io::Read as _, path::Path};
 
@@ -49,8 +48,8 @@ impl Engine {
         Ok(())
     }
 
-    /// Checks an archive, at a path without links, against the policy file, before its images. The signatures of an
-    /// archive are not read: the whole archive is accepted or rejected.
+    /// Checks an archive, at a path without links, against the policy file. Signatures in an archive are not read: the
+    /// whole archive is accepted or rejected.
     pub(in crate::engine) async fn check_archive(
         &self,
         place: &ArchivePlace,
@@ -84,8 +83,7 @@ impl Engine {
     }
 }
 
-/// The rule of a policy file for an image, and the rule's requirements, before a request to the registry. Blocks on the
-/// disk.
+/// The rule of a policy file for an image, and its requirements. Sends no request; blocks on the disk.
 ///
 /// # Errors
 /// The policy cannot be used, or rejects the image even with signatures.
@@ -103,7 +101,7 @@ fn refused(reference: &Reference, place: &str, why: &str) -> RuntimeError {
     refusal(format!("`{reference}` is refused by the signature policy, rule `{place}`: {why}"))
 }
 
-/// The keys of a requirement, or why it rejects every image. A requirement that accepts every image is left out.
+/// The keys of a requirement, or why it rejects every image. A requirement that accepts every image is omitted.
 type Loaded = Result<(PublicKeys, signature::Identity), String>;
 
 /// The rule's place in the policy, and its requirements.

@@ -1,5 +1,4 @@
-//! The images of `docker save`: `manifest.json` names a configuration and layers, and this file makes the OCI
-//! manifests.
+//! The images of `docker save`: `manifest.json` names configurations and layers. The OCI manifests are made here.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -36,7 +35,7 @@ const CONFIG_TYPE: &str = "application/vnd.docker.container.image.v1+json";
 const LAYER_TYPE: &str = "application/vnd.docker.image.rootfs.diff.tar";
 const LAYER_TYPE_GZIP: &str = "application/vnd.docker.image.rootfs.diff.tar.gzip";
 const LAYER_TYPE_ZSTD: &str = "application/vnd.docker.image.rootfs.diff.tar.zstd";
-/// Bytes of all manifests made for one archive. A short list can name the same layers many times.
+/// Maximum bytes of all manifests made for one archive. A short list can name the same layers many times.
 const MADE_BYTES_MAX: usize = 16 << 20;
 const COPY_BUFFER: usize = 256 << 10;
 
@@ -53,10 +52,9 @@ pub(super) struct DockerArchive {
     pub(super) images: Vec<ArchivedImage>,
     /// Names of files by the digest of their bytes.
     pub(super) places: HashMap<Digest, String>,
-    /// The manifests.
     pub(super) made: HashMap<Digest, Bytes>,
     made_bytes: usize,
-    /// The configurations and layers already read, by file: each file is read once, even if many names lead to it.
+    /// The configurations and layers already read, by file. Each file is read once, even if many names lead to it.
     configs: HashMap<FileId, Arc<ReadConfig>>,
     layers: HashMap<FileId, ReadLayer>,
 }

@@ -22,17 +22,17 @@ use crate::{
     unpack::{LayerMemory, TarKind, read_head},
 };
 
-/// Limit of the files of an archive. An image has at most a few thousand files in any format.
+/// Maximum files of an archive. An image has at most a few thousand files in any format.
 const ENTRIES_MAX: usize = 100_000;
-/// Bytes of all names together, and of each name.
+/// Maximum bytes of all names together, and of each name.
 const NAMES_BYTES_MAX: usize = 8 << 20;
 const NAME_BYTES_MAX: usize = 1024;
-/// Links that are followed for one name.
+/// Maximum links that are followed for one name.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
-/// How often images that fail may read the files of an archive: a whole one more often than a good archive needs.
+/// Maximum reads of an archive by images that fail, as a multiple of its files' bytes. A good archive needs fewer.
 const FAILED_READS_MAX: u64 = 8;
-/// What to do with an archive that is packed otherwise.
+/// The hint for an archive with another compression.
 const PLAIN: &str = "an archive is a plain tar file, or one packed by gzip or zstd: unpack any other first";
 const READ_AHEAD: usize = 64 << 10;
 
@@ -43,11 +43,11 @@ pub(crate) struct ArchiveFiles {
     opened: Mutex<OpenedFiles>,
 }
 
-/// What was opened, and so can have been read.
+/// The opened files, whose bytes may have been read.
 #[derive(Debug, Default)]
 struct OpenedFiles {
     files: HashSet<FileId>,
-    /// The bytes of each file once, and as often as it was opened.
+    /// The bytes of each file once, and once for each opening.
     distinct: u64,
     in_all: u64,
 }
@@ -109,7 +109,7 @@ impl ArchiveFiles {
         found.map_err(|error| storage_error(format!("could not open a file of the archive `{}`", self.place), error))
     }
 
-    /// Finds a file, all bytes of which are to be read.
+    /// Finds a file whose bytes the caller will all read.
     pub(super) fn open(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
         Ok(self.find(name)?.inspect(|found| self.count(found)))
     }
@@ -120,8 +120,7 @@ impl ArchiveFiles {
         opened.distinct += if opened.files.insert(found.id) { found.size } else { 0 };
     }
 
-    /// The bytes that were read, and how many of them images that fail may read: they may all lead to the largest file of
-    /// the archive.
+    /// The bytes that were read, and the maximum for images that fail, which may all lead to the largest file.
     pub(super) fn reads(&self) -> (u64, u64) {
         let opened = locked(&self.opened);
         (opened.in_all, opened.distinct.saturating_mul(FAILED_READS_MAX))
@@ -132,12 +131,12 @@ impl ArchiveFiles {
     }
 }
 
-/// The path of an archive with all links resolved, so that the same path is checked and opened.
+/// The path of an archive with all links resolved, so that the checked path and the opened path are the same.
 pub(crate) fn without_links(path: &Path) -> Result<PathBuf, RuntimeError> {
     path.canonicalize().map_err(|error| unopened(&path.display().to_string(), error))
 }
 
-/// Opens a file for reading, without waiting for the writer of a pipe. Other kinds of files are rejected.
+/// Opens a regular file for reading, without waiting for the writer of a pipe. Rejects other kinds of files.
 pub(crate) fn open_file(path: &Path) -> Result<File, RuntimeError> {
     let place = path.display().to_string();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -200,7 +199,7 @@ fn open_span(file: &File, files: &HashMap<String, TarFile>, name: &str) -> io::R
             None => return Ok(None),
             Some(TarFile::Link(target)) => name = target,
             Some(TarFile::Span { offset, size }) => {
-                // Opens the file again: duplicated descriptors share one position.
+                // Opens the file again, because duplicated descriptors share one position.
                 let mut own = File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
                 own.seek(SeekFrom::Start(*offset))?;
                 return Ok(Some(FoundFile { file: own, size: *size, id: FileId(*offset, *size) }));

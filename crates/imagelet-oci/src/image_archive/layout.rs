@@ -26,7 +26,6 @@ struct LayoutEntry {
 /// The annotations that name an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayoutName {
-    /// The full name.
     #[serde(rename = "io.containerd.image.name", skip_serializing_if = "Option::is_none")]
     pub(crate) full: Option<String>,
     /// The full name or the tag.
@@ -40,8 +39,7 @@ impl LayoutName {
     }
 }
 
-/// Groups the entries: entries with one name are one image for several platforms, and entries with one digest are one
-/// image with several names.
+/// Groups entries with one name into one image for several platforms, and adds the names of entries with one digest.
 pub(super) fn images(bytes: &[u8]) -> Result<Vec<ArchivedImage>, RuntimeError> {
     let index: Index = object(bytes).map_err(|error| corrupt("`index.json` cannot be read").caused_by(error))?;
     let entries = index.manifests.unwrap_or_default().all("archive", "images")?;

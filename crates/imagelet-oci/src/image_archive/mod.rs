@@ -1,7 +1,7 @@
 //! Archives of images: OCI layouts in a tar file or a folder, and the files of `docker save`.
 //!
-//! An archive is hostile. No entry is extracted by its name: a blob is found by its digest, and its bytes are trusted
-//! after they were hashed. Lists, documents, names and nesting are bounded.
+//! An archive is untrusted. No entry is extracted by its name. A blob is found by its digest, and its bytes are trusted
+//! only after they are hashed. Lists, documents, names and nesting are bounded.
 
 mod docker;
 mod files;
@@ -34,9 +34,9 @@ use crate::{
     manifest::{Descriptor, corrupt, printable, unacceptable},
 };
 
-/// Limit of the names of one image; no tool writes as many.
+/// Maximum names of one image; no tool writes as many.
 const NAMES_MAX: usize = 256;
-/// Limit of an image's names in a message.
+/// Maximum names of an image in a message.
 const NAMES_SHOWN_MAX: usize = 8;
 
 /// An archive whose table of contents is read.
@@ -66,13 +66,12 @@ pub(crate) struct ArchiveBlobs {
     files: ArchiveFiles,
     /// Names of the blobs that are not at the path of an OCI layout.
     places: HashMap<Digest, String>,
-    /// Documents that the archive lacks and that were made while reading.
+    /// Documents that the archive lacks and that were made from its content.
     made: HashMap<Digest, Bytes>,
 }
 
 impl ImageArchive {
-    /// Reads the table of contents: the OCI layout's, else `docker save`'s. For `docker save`, compressed layers are
-    /// hashed.
+    /// Reads the table of contents of the OCI layout, else of `docker save`, whose compressed layers are hashed.
     pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
         if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
             let blobs = ArchiveBlobs { files, places: HashMap::new(), made: HashMap::new() };
@@ -88,7 +87,6 @@ impl ImageArchive {
 }
 
 impl ArchiveBlobs {
-    /// The bytes that were read, and how many of them images that fail may read.
     pub(crate) fn reads(&self) -> (u64, u64) {
         self.files.reads()
     }
@@ -115,7 +113,7 @@ impl ArchiveBlobs {
         Ok(file)
     }
 
-    /// A small blob; size and digest are verified.
+    /// Reads a small blob. Size and digest are verified.
     pub(crate) fn read(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let Descriptor { digest, size, .. } = descriptor;
         if let Some(made) = self.made.get(digest) {

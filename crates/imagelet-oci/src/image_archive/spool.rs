@@ -18,10 +18,10 @@ use crate::{
 /// A power of two: the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
 const BUFFER: usize = 256 << 10;
-/// A tar header says what it is at this place; the first bytes that are read reach beyond it.
+/// The position of a tar header's magic. The first bytes that are read reach beyond it.
 const USTAR_AT: usize = 257;
 const MAGIC_BYTES: u64 = 262;
-/// The free space is measured again after this many bytes.
+/// Bytes between two measurements of the free space.
 const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
 
 /// The compression of a file, by its first bytes.
@@ -33,7 +33,7 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    /// Refuses a file that is packed in another way.
+    /// Rejects a file with another compression.
     pub(super) fn of(what: &str, file: impl Read) -> Result<Self, RuntimeError> {
         let mut magic = Vec::new();
         let read = file.take(MAGIC_BYTES).read_to_end(&mut magic);
@@ -41,7 +41,7 @@ impl Packing {
         let (name, command) = match &magic[..] {
             [0x1f, 0x8b, ..] => return Ok(Self::Gzip),
             [0x28, 0xb5, 0x2f, 0xfd, ..] => return Ok(Self::Zstd),
-            // A tar file begins with a name, which may be any.
+            // A tar file begins with a name, which may look like another magic.
             _ if magic.get(USTAR_AT..).is_some_and(|rest| rest.starts_with(b"ustar")) => return Ok(Self::Plain),
             [0xfd, b'7', b'z', b'X', b'Z', 0, ..] => ("xz", "xz -d"),
             [b'B', b'Z', b'h', b'1'..=b'9', b'1' | 0x17, ..] => ("bzip2", "bzip2 -d"),
@@ -59,7 +59,7 @@ impl Packing {
     }
 }
 
-/// The archive as a plain tar file: the file itself, or an inflated copy in `folder`, without a name there.
+/// The archive as a plain tar file: the file itself, or an inflated and unnamed copy in `folder`.
 pub(crate) fn plain(
     mut file: File,
     folder: &Path,

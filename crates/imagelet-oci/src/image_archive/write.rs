@@ -1,4 +1,4 @@
-//! Writes a new OCI layout, as a tar file or a folder: written next to its target, synced, and renamed.
+//! Writes a new OCI layout, as a tar file or a folder, beside its target. The layout is then synced and renamed.
 
 use std::{
     fs::{self, File},
@@ -25,7 +25,7 @@ const BLOCK: usize = 512;
 /// Bytes of a name in the header of a tar entry.
 const NAME_MAX: usize = 100;
 
-/// Removes its files if it is dropped before [`Self::finish`].
+/// The drop before [`Self::finish`] removes the files.
 pub(crate) struct LayoutWriter {
     place: ArchivePlace,
     beside: PathBuf,
@@ -40,8 +40,7 @@ pub(crate) struct LayoutWriter {
 }
 
 impl LayoutWriter {
-    /// # Errors
-    /// If the target exists and is not an older archive, or if its folder cannot be written.
+    /// Fails if the target exists and is not an older archive, or if its folder cannot be written.
     pub(crate) fn create(place: &ArchivePlace) -> Result<Self, RuntimeError> {
         check_place(place)?;
         let (path, is_folder) = (&place.path, place.is_folder);
@@ -70,7 +69,7 @@ impl LayoutWriter {
         self.end()
     }
 
-    /// Starts the file of a blob; the caller writes exactly `size` bytes before [`Self::end_blob`].
+    /// Starts the file of a blob. The caller writes exactly `size` bytes before [`Self::end_blob`].
     pub(crate) fn blob(&mut self, digest: &Digest, size: u64) -> Result<(), RuntimeError> {
         self.hash = Hash::new(digest.algorithm());
         self.begin(&blob_name(digest), size)
@@ -81,8 +80,8 @@ impl LayoutWriter {
         self.file.write_all(bytes).map_err(|error| unwritten(&self.place.path, error))
     }
 
-    /// Ends the file of a blob. If the bytes have another digest, they are removed and that digest is returned, so that
-    /// the caller can write the blob from another source.
+    /// Ends the file of a blob. If the bytes have another digest, removes them and returns that digest, so that the
+    /// caller can write the blob from another source.
     pub(crate) fn end_blob(&mut self, digest: &Digest) -> Result<Option<Digest>, RuntimeError> {
         let found = std::mem::replace(&mut self.hash, Hash::new(digest.algorithm())).finish();
         if found == *digest {
@@ -144,8 +143,7 @@ impl LayoutWriter {
     }
 }
 
-/// The header of a file; `name` has at most [`NAME_MAX`] bytes. Fixed fields, so that the same image gives the same
-/// bytes.
+/// The header of a file; `name` has at most [`NAME_MAX`] bytes. Fixed fields: an image always gives the same bytes.
 fn header(name: &[u8], size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);

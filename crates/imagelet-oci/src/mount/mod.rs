@@ -2,11 +2,11 @@
 //!
 //! Each mount has a note, `mounts/KEY.json`, and the overlay's folder, `mounts/KEY/`. For a store on a read-only file
 //! system, both are below `/run/imagelet/mounts/STORE/`; STORE is the digest of the store's path. A note contains the
-//! boot id and the overlay's device. It is written after the overlay is created and before the overlay is attached: a
-//! crash in between leaves a note without an overlay, never a mount without a note.
+//! boot id and the overlay's device. The overlay is created, then noted, then attached. So a crash leaves a note
+//! without an overlay, never a mount without a note.
 //!
 //! **Invariant:** listing deletes nothing. The next mount or sweep, or an unmount of the target, removes the notes of
-//! ended mounts. The data written into a mount is removed only after its overlay has ended.
+//! ended mounts. Data written into a mount is removed only after its overlay has ended.
 
 mod note;
 mod parents;
@@ -44,9 +44,9 @@ pub(crate) struct ListedMount {
     pub(crate) target: PathBuf,
     pub(crate) image: String,
     pub(crate) writable: bool,
-    /// Time of the mount, in seconds since 1970.
+    /// The time of the mount, in seconds since 1970.
     pub(crate) mounted_at: u64,
-    /// Whether this mount namespace shows the mount. Otherwise it is alive in another namespace.
+    /// Whether this mount namespace shows the mount. `false`: it is alive in another namespace.
     pub(crate) shown: bool,
 }
 
@@ -238,7 +238,7 @@ fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
     state::judge(noted, store.boot.as_deref(), rows, || is_in_use(noted))
 }
 
-/// Whether the overlay is alive in any namespace; `None`: the kernel does not report it.
+/// Whether the overlay is alive in any namespace. `None`: the kernel does not report it.
 fn is_in_use(noted: &NotedMount) -> Option<bool> {
     let is_in_use = noted.folder.is_in_use();
     let path = noted.path();

@@ -1,7 +1,7 @@
-//! Notes of mounts on disk: `mounts/KEY.json` and the overlay's folder `mounts/KEY/`.
+//! Notes of mounts on the disk: `mounts/KEY.json` and the overlay's folder `mounts/KEY/`.
 //!
-//! KEY is the hexadecimal part of the image's id and 16 digits unique to the mount. So the name of an unreadable note
-//! still identifies its image and its mount: the mount's source in the kernel's table ends in the same digits.
+//! KEY is the hexadecimal part of the image's id and a serial of 16 digits. So the name of an unreadable note still
+//! identifies its image and its mount, because the mount's source in the kernel's table ends in the serial.
 
 use std::{
     fs, io,
@@ -20,7 +20,7 @@ use crate::{
     store::{digest_named, read_json, remove_tree, replace_file, seal},
 };
 
-/// Length of the mount's serial, at the end of a key.
+/// The length of the mount's serial, at the end of a key.
 const SERIAL_LENGTH: usize = 16;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The start of a mount's source in the kernel's table; the serial follows.
@@ -28,12 +28,11 @@ const SOURCE: &str = "imagelet";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Note {
-    /// The mount point, for messages: bytes that are not UTF-8 are replaced.
+    /// The mount point, for messages. Bytes that are not UTF-8 are replaced.
     pub(super) target: String,
     pub(super) image: String,
     pub(super) writable: bool,
     pub(super) mounted_at: u64,
-    /// The boot id, if the kernel reports one.
     #[serde(default)]
     pub(super) boot: Option<String>,
     /// The overlay's device, `MAJOR:MINOR`.
@@ -65,7 +64,6 @@ impl NotedMount {
         self.note.as_ref().err().map(String::as_str)
     }
 
-    /// The mount's source in the kernel's table.
     pub(super) fn source(&self) -> String {
         source_of(&self.folder)
     }
@@ -84,8 +82,8 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     Ok(OverlayFolder(folder.join(format!("{}{serial}", digest.hex()))))
 }
 
-/// Creates the folder of a store's mounts. `volatile` is next to the daemon's socket, and other users may traverse it:
-/// each user reaches the folders of their own stores, and cannot list the others.
+/// Creates the folder of a store's mounts. `volatile` is next to the daemon's socket. Other users may traverse it to
+/// their own stores' folders, but cannot list it.
 fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
     if let Some(shared) = volatile.parent().filter(|_| folder.starts_with(volatile)) {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(shared)?;
@@ -107,7 +105,7 @@ pub(super) fn discard(folder: &OverlayFolder) -> io::Result<()> {
     remove_tree(&note_of(folder))?;
     failpoint!("unmount.note");
     remove_tree(&folder.0)?;
-    // Removes the store's folder with its last note. Other notes make this fail, and the error is ignored.
+    // Removes the store's folder after its last note. The call fails while the folder has other notes.
     if let Some(store) = folder.0.parent().filter(|parent| parent.starts_with(VOLATILE_MOUNTS)) {
         let _ = fs::remove_dir(store);
     }

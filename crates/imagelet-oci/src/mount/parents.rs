@@ -1,7 +1,7 @@
 //! The metadata of directories for which a layer has no entry.
 //!
 //! A mount's upper layer contains these directories, each with the metadata of the uppermost layer that has an entry
-//! for it. The layers stay unchanged and shared.
+//! for the directory. The layers are not changed, so they stay shared.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +19,7 @@ use crate::store::Store;
 /// Mode of the root of an image without layers; runtimes use the same.
 const ROOT_MODE: u32 = 0o755;
 
-/// Creates the directories in `folder`, whose parent exists; `layers` start with the topmost.
+/// Creates the directories in `folder`, whose parent exists. `layers` start with the topmost.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
     let mut below = Vec::new();
     // The upper layer always contains the root.
@@ -46,7 +46,7 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
             made.push((place, source));
         }
     }
-    // Creating a child changes a directory's times, so children come before their parents.
+    // A new child changes its directory's times, so children come before their parents.
     for (place, source) in made.iter().rev() {
         copy_folder_metadata(source, &open_folder(place)?)?;
     }

@@ -1,5 +1,4 @@
-//! The state of a noted mount (shown here, alive elsewhere, ended), from the kernel's mount table, the boot id and a
-//! probe.
+//! The state of a noted mount (shown, elsewhere, ended), from the kernel's mount table, the boot id and a probe.
 
 use std::{
     ffi::OsString,
@@ -21,11 +20,9 @@ pub(super) enum MountState {
     Gone,
 }
 
-/// Decides the state. `is_in_use` is called only if the table and the boot id do not decide; `None`: the kernel does
-/// not report it.
-///
-/// A mount is identified by its overlay's device and its source, which contains the note's key. The device alone is not
-/// enough: the kernel reuses device numbers. A moved, bound or covered mount keeps device and source.
+/// Decides the state. Calls `is_in_use` only if the table and the boot id do not decide; `None`: unknown to the kernel.
+/// The overlay's device and the source, which contains the note's serial, identify a mount. The device is not enough,
+/// because the kernel reuses device numbers. A moved, bound or covered mount keeps device and source.
 pub(super) fn judge(
     noted: &NotedMount,
     boot: Option<&str>,

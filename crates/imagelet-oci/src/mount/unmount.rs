@@ -1,4 +1,4 @@
-//! Unmounts an image at one of its mount points; another mount on top stays.
+//! Unmounts an image at one of its mount points. Another mount on top stays.
 
 use std::{
     io,
@@ -28,9 +28,7 @@ use crate::store::{Store, could_not};
 const BUSY_LOOKS: usize = 20;
 const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
-/// Unmounts an image and removes the data written into it. Another mount on top stays.
-///
-/// `force` also drops the note of a mount that this mount namespace does not show.
+/// Unmounts an image and removes the data written into it. `force` also drops the note of a mount that is not shown.
 pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
     let failed = could_not::<io::Error>("unmount", target);
     let _turn = store.mounting();
@@ -68,8 +66,7 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     Ok(mounted_image(mounted, place, true).unmounted(remains))
 }
 
-/// Whether an overlay stays alive after its unmount. It stays alive for a moment during a probe by another process, or
-/// while a container that starts still has its copy of the node's mounts.
+/// Whether an overlay stays alive. A probe, or a starting container's copy of the mounts, may keep it for a moment.
 fn stays_busy(noted: &NotedMount) -> bool {
     (0..BUSY_LOOKS).all(|_| {
         let is_busy = is_in_use(noted) == Some(true);

@@ -21,7 +21,7 @@ use crate::{
 
 /// Large enough for cheap queue operations, small enough for the L2 cache.
 pub(crate) const BLOCK_SIZE: usize = 128 * 1024;
-/// A layer has four blocks: the queued ones, the block being filled and the block being read.
+/// A layer has four blocks: the queued blocks, the block being filled and the block being read.
 const BLOCKS_QUEUED: usize = 2;
 /// Blocks that each layer always gets: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
@@ -35,21 +35,21 @@ enum Block {
 #[derive(Default)]
 struct BlockBytes {
     bytes: Vec<u8>,
-    /// A position in these bytes or at their end, at which the stream can be continued.
+    /// A position in these bytes, or at their end, at which the stream can be continued.
     checkpoint: Option<Checkpoint>,
-    /// From the files of an earlier attempt, whose bytes are on the disk.
+    /// The bytes are from the files of an earlier attempt, and so are on the disk.
     is_replayed: bool,
-    /// The files whose bytes begin in it, and where.
+    /// The files that begin in these bytes, with their offsets.
     files: VecDeque<(usize, ReusableFile)>,
 }
 
 /// Inflated bytes, with the positions at which the blob can be continued.
 pub(crate) trait ResumableStream: Read {
-    /// The last such position before the bytes that are read next.
+    /// The last checkpoint before the bytes that are read next.
     fn checkpoint(&mut self) -> Option<Checkpoint>;
 }
 
-/// Inflated bytes that are allowed at any ratio. All layers of an image share them, against many small bombs.
+/// Inflated bytes that are permitted at any ratio. All layers of an image share them, against many small bombs.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance(AtomicU64);
 
@@ -63,7 +63,7 @@ impl Allowance {
     }
 }
 
-/// How many bytes a layer may still expand to. On drop, an unfinished layer returns its part of the image's allowance.
+/// The bytes to which a layer may still expand. The drop of an unfinished layer returns its part of the allowance.
 #[derive(Debug)]
 pub(crate) struct Expansion {
     own: u64,
@@ -73,7 +73,7 @@ pub(crate) struct Expansion {
 }
 
 impl Expansion {
-    /// `own`: bytes by the layer's size; the rest of the image's allowance is added.
+    /// `own`: the bytes that the layer's size permits. The rest of the image's allowance is added.
     pub(crate) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
         Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
     }
@@ -103,12 +103,11 @@ pub(crate) struct BlockWriter {
     claim: MemoryReservation,
     blocks: usize,
     total: u64,
-    /// The replayed bytes that are not passed yet.
+    /// Replayed bytes that are not queued yet.
     replayed: BlockBytes,
 }
 
-/// The reader hashes with `hash`, adds consumed bytes to `written_bytes`, and notes them in the journal of a layer that
-/// stays for the next pull.
+/// The reader hashes the bytes, counts consumed bytes in `gate`, and records them in the journal, if the layer has one.
 pub(crate) fn queue(
     memory: &Arc<LayerMemory>,
     hash: Hash,
@@ -124,7 +123,7 @@ pub(crate) fn queue(
 }
 
 impl BlockWriter {
-    /// Returns a recycled buffer, or a new buffer if the layer's limit allows. `None`: the reader was dropped.
+    /// Returns a recycled buffer, or a new buffer if the layer's limit permits. `None`: the reader was dropped.
     fn buffer(&mut self) -> Option<Vec<u8>> {
         if let Ok(buffer) = self.returned.try_recv() {
             return Some(buffer);
@@ -175,8 +174,7 @@ impl BlockWriter {
         }
     }
 
-    /// Queues bytes that are on the disk already, in whole blocks; the last one needs [`Self::flush`]. `Ok(false)`: the
-    /// reader was dropped.
+    /// Queues replayed bytes in whole blocks; [`Self::flush`] queues the rest. `Ok(false)`: the reader was dropped.
     pub(crate) fn pass_replayed(
         &mut self,
         mut bytes: &[u8],
@@ -240,7 +238,7 @@ impl BlockReader {
             if !is_replayed {
                 self.gate.add(done.len() as u64);
             }
-            // Fails if the inflater has finished; then the buffer is freed.
+            // Fails if the inflater has finished; the buffer is then freed.
             let _ = self.home.send(done);
         }
         match self.blocks.recv() {

@@ -1,5 +1,4 @@
-//! The first stage: reads bytes from the disk and a registry, hashes them, and passes them to the inflater or into an
-//! artifact's file, in order.
+//! The first stage: reads and hashes bytes of disk and registry, and passes them to the inflater or an artifact's file.
 
 use std::{
     io::{self, Read as _},
@@ -47,11 +46,9 @@ const PIECES_QUEUED: usize = 2;
 const COPIES_QUEUED: usize = 16;
 /// A layer that waits longer for memory closes its connections.
 const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
-/// Limit of the first bytes of a layer that are buffered but not copied to the disk. If the layer is slow by then, the
-/// copy starts.
+/// Maximum first bytes of a layer that are buffered without a copy. After them, the copy of a slow layer starts.
 const EARLY_MAX: usize = 256 << 10;
-/// Limits of the bytes and the time to read the rest of a blob whose inflater has stopped: the layer still has its
-/// place.
+/// Limits for reading the rest of a blob whose inflater has stopped, because the layer still has its place.
 const REST_BYTES_MAX: u64 = 64 << 20;
 const REST_MAX: Duration = Duration::from_secs(10);
 
@@ -67,7 +64,7 @@ pub(super) enum Fetched {
 /// What a later attempt of the layer continues from.
 #[derive(Clone, Debug, Default)]
 pub(super) enum ResumeSource {
-    /// The copy of its compressed bytes, once there is one.
+    /// The copy of its compressed bytes, once the copy has started.
     #[default]
     CompressedCopy,
     /// Its files, once their journal has a checkpoint.
@@ -82,20 +79,20 @@ pub(super) struct LayerAttempt<'a> {
     pub(super) memory: &'a Arc<LayerMemory>,
     place: &'a Place,
     pub(super) progress: &'a Progress,
-    /// The thread that copies the compressed bytes; it ends when its queue is closed.
+    /// The thread that copies the compressed bytes. It ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
-    /// The registry has not begun its answer. A new request might begin anew what it does for this one.
+    /// The registry has not begun its answer. A new request could make the registry start over.
     is_opening: bool,
-    /// Bytes have come that are not on the disk for a resumption.
+    /// Received bytes are not on the disk for a resumption.
     is_lossy: bool,
     pub(super) resumes_from: ResumeSource,
-    /// What the inflater did not take.
+    /// The rest that the inflater did not read.
     pub(super) rest: Option<Rest>,
-    /// The digest of a whole file for the layer's list.
+    /// The digest of a whole file for the layer's manifest.
     pub(super) content: Option<Sum>,
 }
 
-/// The rest of a blob, and the digest of what came before it.
+/// The rest of a blob, and the hash of the bytes before it.
 pub(super) struct Rest {
     stream: RangedStream,
     hash: Hash,
@@ -116,7 +113,7 @@ impl<'a> LayerAttempt<'a> {
 }
 
 impl LayerAttempt<'_> {
-    /// Passes the blob to the inflater: first the bytes on disk, then the rest from the registry.
+    /// Passes the blob to the inflater: first the bytes on the disk, then the rest from the registry.
     pub(super) async fn fetch(
         &mut self,
         on_disk: Option<KeptBytes>,
@@ -207,7 +204,7 @@ impl LayerAttempt<'_> {
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread })
     }
 
-    /// Passes bytes to the inflater. During the wait, the layer gives way like any other. `None`: it gave way.
+    /// Passes bytes to the inflater. The layer may give way during the wait. `None`: it gave way.
     async fn passed(
         &self,
         intake: &mut Intake,
@@ -229,7 +226,7 @@ impl LayerAttempt<'_> {
                         let holder = self.memory.budget.holder();
                         self.report_wait(Some(PullWait { thing: SharedThing::Memory, holder }));
                     }
-                    // Layers that wait for memory must not occupy the host's slots: a layer with memory needs them.
+                    // A layer that waits for memory must free its slots of the host: layers with memory need them.
                     if let Some(stream) = &mut stream {
                         stream.pause();
                     }
@@ -276,8 +273,7 @@ impl LayerAttempt<'_> {
         Fetched::GaveWay
     }
 
-    /// Starts the copy of a small layer that is slow or uses shared memory. Any other small layer is fetched again as
-    /// quickly.
+    /// Starts the copy of a small layer that is slow or uses shared memory. Other small layers are fetched again.
     async fn copy_late(&mut self, intake: &mut Intake) -> Result<(), RuntimeError> {
         let rate = self.place.pace.network.rate(Instant::now());
         if self.memory.holds_shared() || rate < self.job.terms.hold.rate_min {
@@ -300,8 +296,8 @@ impl LayerAttempt<'_> {
 }
 
 impl LayerJob {
-    /// The content does not unpack: verifies the digest of the whole blob where that takes not too long. A wrong digest
-    /// blames the sender of the bytes, not the builder of the image.
+    /// Called when the content does not unpack. Verifies the digest of the whole blob, if that does not take too long.
+    /// A wrong digest blames the sender of the bytes, not the builder of the image.
     pub(super) async fn blame(&self, rest: Rest, error: RuntimeError) -> RuntimeError {
         let Rest { mut stream, mut hash, received } = rest;
         if self.descriptor.size.saturating_sub(received) > REST_BYTES_MAX {
@@ -330,9 +326,9 @@ impl LayerJob {
     }
 }
 
-/// Starts a thread that writes the copy of a layer's compressed bytes, or an artifact's file. It ends when the sender is
-/// dropped, after all that was sent is written, or when a write fails or has no space. A file has no inflater: its
-/// `reader_wait` is the thread's.
+/// Starts a thread that writes the copy of a layer's compressed bytes, or an artifact's file. The thread ends when the
+/// sender is dropped and all bytes are written, or when a write fails or lacks space. A file has no inflater, so this
+/// thread counts the `reader_wait`.
 pub(super) fn copy_to(
     mut writer: BlobWriter,
     written_bytes: WrittenBytes,
@@ -367,10 +363,10 @@ pub(super) struct Intake {
     reader_wait: ReaderWait,
     /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
-    /// The hash of the compressed blob. `None`: the layer continues from its unpacked files, and the diff-id verifies it.
+    /// The hash of the compressed blob. `None`: the layer continues from its files, and the diff-id verifies the bytes.
     hash: Option<Hash>,
     pub(super) content: Option<Hasher>,
-    /// The first bytes of the blob, which are not fetched: an earlier attempt has unpacked them.
+    /// The first bytes of the blob, which an earlier attempt has unpacked. They are not fetched.
     skipped: u64,
     received: u64,
     from_disk: u64,

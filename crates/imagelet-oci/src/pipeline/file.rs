@@ -1,5 +1,5 @@
 //! An artifact's file, in one pass: socket → digest → the file. The unfinished file is a partial blob, which a later
-//! attempt or pull continues. The whole file is moved into its layer, so its bytes are written once.
+//! attempt continues. The whole file is moved into its layer, so its bytes are written once.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl LayerAttempt<'_> {
-    /// `None`: others have the place now; the bytes so far are on the disk.
+    /// `None`: the layer gave its place away; the bytes so far are on the disk.
     pub(super) async fn run_file(
         mut self,
         path: &str,

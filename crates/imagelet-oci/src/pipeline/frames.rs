@@ -29,7 +29,7 @@ impl FrameReader {
         Self { frames, reader_wait, read_bytes, current: Bytes::new(), ended: false, cut: false }
     }
 
-    /// Returns at least `length` of the next bytes, or all if fewer are left, without consuming them.
+    /// Returns at least `length` of the next bytes without consuming them; fewer only at the end.
     pub(crate) fn peek(&mut self, length: usize) -> io::Result<&[u8]> {
         self.fill_buf()?;
         while self.current.len() < length && !self.ended {

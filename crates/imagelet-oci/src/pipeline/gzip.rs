@@ -1,8 +1,8 @@
 //! Inflates gzip streams, which can be continued at the start of a block.
 //!
-//! A deflate block may start at any bit of a byte, and the decoder does not report which. A resumption therefore tries
-//! the eight bits in turn, and takes the first decoder that reproduces the known bytes after the checkpoint. A decoder
-//! reaches its bit by a prefix of empty blocks, whose length in bits is the same modulo eight.
+//! A deflate block may start at any bit of a byte, and the decoder does not report the bit. So a resumption tries all
+//! eight bits, and uses the first decoder that reproduces the known bytes after the checkpoint. A prefix of empty
+//! blocks, with the same length in bits modulo eight, moves a decoder to its bit.
 
 use std::io::{self, BufRead, Read};
 
@@ -11,14 +11,14 @@ use zlib_rs::{Inflate, InflateFlush, Status};
 use super::{buffer_pool::ResumableStream, frames::FrameReader};
 use crate::store::{Checkpoint, StreamFormat};
 
-/// 15 bits, and 16 for a gzip header and trailer that the decoder checks.
+/// 15 bits; with 16 added, the decoder checks a gzip header and trailer.
 const GZIP_WINDOW_BITS: u8 = 15 + 16;
 const RAW_WINDOW_BITS: u8 = 15;
-/// How far a deflate stream looks back.
+/// The distance that a deflate stream may refer back.
 pub(crate) const WINDOW: usize = 32 << 10;
 /// The check value and the length at the end of a member.
 const TRAILER: usize = 8;
-/// Compressed bytes from one checkpoint to the next.
+/// Compressed bytes between two checkpoints.
 const CHECKPOINT_PERIOD: u64 = 128 << 10;
 /// Compressed bytes that are enough to find the bit.
 const TRIAL_BYTES: usize = 16 << 10;
@@ -34,7 +34,7 @@ pub(crate) struct GzipReader<'a> {
 
 enum Member {
     Whole(Inflate),
-    /// Continued: its check value is not known. The archive's digest proves the bytes.
+    /// A continued member. Its check value is unknown; the archive's digest proves the bytes.
     Rest(Inflate),
     /// Between two members.
     None,
@@ -43,7 +43,7 @@ enum Member {
 /// The newest position at which a stream can be continued.
 #[derive(Default)]
 struct Checkpoints {
-    /// A block ended here. It becomes a checkpoint when the next block has output: the last block has no successor.
+    /// A block has ended here. It becomes a checkpoint when the next block has output: the last block has no successor.
     candidate: Option<Checkpoint>,
     newest: Option<Checkpoint>,
     last: u64,
@@ -54,8 +54,8 @@ impl<'a> GzipReader<'a> {
         Self { source, member: Member::None, packed: 0, plain: 0, checkpoints: Checkpoints::default() }
     }
 
-    /// Continues at a checkpoint. `source` begins with the last byte before it; `window` are the plain bytes before it,
-    /// `known` the first ones after it.
+    /// Continues at a checkpoint. `source` begins with the last byte before it. `window`: the plain bytes before it;
+    /// `known`: the first plain bytes after it.
     pub(crate) fn resume(
         source: &'a mut FrameReader,
         checkpoint: Checkpoint,
@@ -73,7 +73,7 @@ impl<'a> GzipReader<'a> {
         Ok(Self { source, member: Member::Rest(inflate), packed, plain, checkpoints })
     }
 
-    /// Inflates once; `None`: the member may have more bytes.
+    /// Inflates once. `None`: the member may have more bytes.
     fn step(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
         let is_due = self.is_due();
         let input = self.source.fill_buf()?;
@@ -148,7 +148,6 @@ impl Checkpoints {
     }
 }
 
-/// Bytes that are not compressed.
 pub(crate) struct UncompressedReader<'a> {
     source: &'a mut FrameReader,
     position: u64,
@@ -181,7 +180,7 @@ impl ResumableStream for UncompressedReader<'_> {
     }
 }
 
-/// A decoder at a checkpoint inside the byte `shared`, whose first `used` bits come before it.
+/// A decoder at a checkpoint inside the byte `shared`. The first `used` bits of the byte are before the checkpoint.
 fn decoder_at_bit(used: u8, shared: u8, window: &[u8]) -> Option<Inflate> {
     let mut prefix = empty_blocks(used);
     if used > 0 {
@@ -190,7 +189,7 @@ fn decoder_at_bit(used: u8, shared: u8, window: &[u8]) -> Option<Inflate> {
         *last = *last & before | shared & !before;
     }
     let mut inflate = Inflate::new(false, RAW_WINDOW_BITS);
-    // A prefix makes one byte at most. It is forgotten with the window.
+    // A prefix makes at most one byte, which the dictionary replaces.
     inflate.decompress(&prefix, &mut [0; 2], InflateFlush::NoFlush).ok()?;
     inflate.set_dictionary(window).ok()?;
     (inflate.total_in() == prefix.len() as u64).then_some(inflate)
@@ -203,7 +202,7 @@ fn empty_blocks(used: u8) -> Vec<u8> {
     /// The same with the byte 144, whose code has nine bits: an odd number of bits.
     const NINE_BITS: &str = "0101100100000000000";
     let is_odd = used % 2 == 1;
-    // Ten bits are two more than a byte, 19 are three more.
+    // Ten bits are a byte and two bits; 19 bits are two bytes and three bits.
     let rest = if is_odd { (used + 8 - 3) % 8 } else { used };
     let bits = [if is_odd { NINE_BITS } else { "" }, &EMPTY.repeat(usize::from(rest / 2))].concat();
     let byte = |bits: &[u8]| bits.iter().rev().fold(0, |byte, bit| byte << 1 | u8::from(*bit == b'1'));

@@ -30,9 +30,8 @@ pub(crate) struct Bounds {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns the source. `false`: another stage stopped, and reports the cause. The first
-/// bytes decide the compression, as in every runtime. Of a resumed layer, `source` has the bytes from
-/// [`ResumedLayer::offset`] on.
+/// Inflates until the end mark; returns the source. `false`: another stage stopped, and reports the cause. As in every
+/// runtime, the first bytes decide the compression. For a resumed layer, `source` begins at [`ResumedLayer::offset`].
 pub(crate) fn inflate(
     mut source: FrameReader,
     blocks: &mut BlockWriter,
@@ -61,7 +60,7 @@ pub(crate) fn inflate(
     (source, ended)
 }
 
-/// Passes what an earlier attempt has unpacked, then the rest of the stream.
+/// Passes the bytes that an earlier attempt has unpacked, then the rest of the stream.
 fn resume_stream(
     source: &mut FrameReader,
     blocks: &mut BlockWriter,

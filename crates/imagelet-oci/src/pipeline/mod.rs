@@ -1,10 +1,9 @@
-//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder. An artifact's file is not
-//! inflated (see `file`).
+//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder. `file` has artifacts' files.
 //!
 //! Three stages run in parallel. The caller's task fetches and hashes compressed bytes. A blocking thread inflates them
 //! into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so memory
-//! does not grow with the layer. Dropping the future closes the first queue without its end mark; the threads treat
-//! that as a failure, stop, and remove the staging folder, or leave it as a partial layer.
+//! does not grow with the layer. Dropping the future closes the first queue without its end mark. The threads then
+//! fail, and remove the staging folder or leave it as a partial layer.
 
 pub(crate) mod buffer_pool;
 mod fetch;
@@ -62,7 +61,7 @@ use crate::{
     unpack::{LayerMemory, UnpackBudget},
 };
 
-/// A smaller layer is fetched again as quickly, so nothing of it stays for a resumption unless it is slow.
+/// A smaller layer is quickly fetched again, so it stays for a resumption only if it is slow.
 const RESUMABLE_LAYER_MIN: u64 = 16 << 20;
 /// A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
@@ -70,23 +69,21 @@ const FRAMES_QUEUED: usize = 8;
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
-/// The nice value of the threads of every layer but the largest. The largest layer decides when the pull ends; on two
-/// cores the others would slow it. The value has no effect on other control groups.
+/// The nice value of the threads of every layer but the largest. The largest layer decides when the pull ends, and on
+/// two cores the others would slow it. The value has no effect on other control groups.
 const SMALLER_LAYER_NICE: i32 = 5;
 
-/// The most that one layer of any size may inflate to: the limit of its files.
+/// Maximum inflated bytes of one layer of any size: the limit of its files.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LayerLimits {
     /// Inflated bytes per compressed byte; gzip reaches 1,032 on zeros.
     pub expansion_max: u64,
-    /// Inflated bytes of all layers of an image that are allowed at any ratio.
+    /// Inflated bytes of all layers of an image that are permitted at any ratio.
     pub expansion_free: u64,
     pub entries_max: u64,
-    /// Bytes that stay free on the store's file system.
     pub free_bytes_floor: u64,
-    /// Inodes that stay free on the store's file system.
     pub free_inodes_floor: u64,
     /// Layers of one image that are fetched and unpacked concurrently.
     pub layers_in_flight: usize,
@@ -99,7 +96,7 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// How an artifact's blob becomes files; `None`: the layer is an image's.
+    /// How an artifact's blob becomes files. `None`: the layer is an image's.
     pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
     pub(crate) staging: LayerStaging,
@@ -107,7 +104,6 @@ pub(crate) struct LayerJob {
     pub(crate) terms: UnpackTerms,
 }
 
-/// The destination of the unpacked layer.
 #[derive(Clone)]
 pub(crate) struct LayerStaging {
     pub(crate) store: Arc<Store>,
@@ -125,13 +121,12 @@ pub(crate) struct CompressedCopy {
     pub(crate) resumption: Resumption,
     pub(crate) key: PartialKey,
     pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
-    /// Reads a kept blob; otherwise the blob is fetched from the registry.
+    /// Reads a kept blob. `false`: fetches the blob from the registry.
     pub(crate) trusts_kept: bool,
-    /// Where the pull has the same bytes as a whole file, if it has.
+    /// The possible paths of a whole file with the same bytes, from the same pull.
     pub(crate) whole: Vec<PathBuf>,
 }
 
-/// The limits and shared resources of an unpack.
 #[derive(Clone)]
 pub(crate) struct UnpackTerms {
     pub(crate) limits: LayerLimits,
@@ -143,20 +138,19 @@ pub(crate) struct UnpackTerms {
     pub(crate) is_largest: bool,
 }
 
-/// How an attempt uses what the disk has of the layer.
+/// How an attempt uses the unfinished content on the disk.
 #[derive(Clone, Copy)]
 struct DiskUse {
-    /// Continues what is on the disk; otherwise the attempt starts at the first byte.
+    /// Continues the content on the disk. `false`: the attempt starts at the first byte.
     reads: bool,
     /// Copies compressed bytes to the disk, for a resumption.
     copies: bool,
 }
 
-/// How an attempt starts.
 enum AttemptStart {
-    /// It unpacks into a folder that stays, perhaps one with files of an earlier attempt.
+    /// Unpacks into a folder that stays, and that may have files of an earlier attempt.
     Files(PartialLayer),
-    /// It reads what the disk has of the blob, and copies the rest.
+    /// Reads the bytes of the blob that are on the disk, and copies the rest.
     Bytes { kept: Option<KeptBytes>, copy: Option<BlobWriter> },
 }
 
@@ -170,9 +164,8 @@ impl AttemptStart {
 }
 
 impl LayerJob {
-    /// Fetches, verifies and unpacks the layer; returns when it is complete, but not yet durable.
-    ///
-    /// If bytes from the disk or a mirror may be the cause of a failure, the layer is fetched again without them.
+    /// Fetches, verifies and unpacks the layer. Returns when it is complete, but not yet durable. If bytes from the
+    /// disk or a mirror may be the cause of a failure, fetches the layer again without them.
     pub(crate) async fn run(&self, place: &Place, progress: &Progress) -> Result<StagedLayer, RuntimeError> {
         let source = self.session.blob(&self.descriptor);
         let mut disk = DiskUse { reads: true, copies: true };
@@ -192,7 +185,7 @@ impl LayerJob {
                 Ok(None) => {
                     drop(memory);
                     place.pace.set_left(self.descriptor.size);
-                    // The next attempt continues what this one left on the disk.
+                    // The next attempt continues the content that this attempt has left on the disk.
                     disk.reads = true;
                     place.again(&self.descriptor, progress).await?;
                     memory = self.memory(place);
@@ -253,8 +246,7 @@ impl LayerJob {
         self.terms.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
     }
 
-    /// Waits for all the memory that a layer may have. Keeps its place only until another layer has to wait for the
-    /// place.
+    /// Waits for all the memory that a layer may have. Keeps its place until another layer waits for the place.
     async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
         let (mut checks, UnpackTerms { budget, hold, .. }) = (Checks::new(), &self.terms);
         loop {
@@ -331,7 +323,7 @@ impl LayerJob {
         self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key, job.claim.pull)).await
     }
 
-    /// Another pull has brought the layer: removes what this pull has of it.
+    /// Removes the content of this pull, because another pull has fetched the layer.
     pub(crate) async fn give_up(&self) -> Result<(), RuntimeError> {
         if self.file_path().is_none() && !self.stays_by_files() {
             return Ok(());
@@ -356,9 +348,8 @@ impl LayerJob {
         self.blob.is_kept || (self.may_copy() && self.descriptor.size >= RESUMABLE_LAYER_MIN)
     }
 
-    /// Whether the unpacked files stay for a resumption, in place of compressed bytes. zstd is excluded: its decoder cannot
-    /// start inside a frame. So are layers of a user that is not root: the archive's modes may prevent the next pull from
-    /// reading the files.
+    /// Whether the unpacked files stay for a resumption, instead of compressed bytes. Not for zstd, whose decoder
+    /// cannot start inside a frame. Not without root, because the archive's modes may make files unreadable.
     fn stays_by_files(&self) -> bool {
         let is_zstd = || self.descriptor.layer_compression().is_ok_and(|it| it == Compression::Zstd);
         let is_root = rustix::process::geteuid().is_root();
@@ -377,7 +368,6 @@ impl LayerJob {
         Ok(tokio::task::spawn_blocking(move || work(&job)).await?)
     }
 
-    /// The path of an artifact's file.
     pub(crate) fn file_path(&self) -> Option<&str> {
         match &self.artifact {
             Some(BlobLayout::File(path)) => Some(path),
@@ -385,7 +375,7 @@ impl LayerJob {
         }
     }
 
-    /// The digest of an archive's inflated bytes, if it is known. The key of an artifact's layer is no digest of content.
+    /// The digest of an archive's inflated bytes, if known. The key of an artifact's layer is no digest of content.
     fn content_digest(&self) -> Option<&Digest> {
         match &self.artifact {
             None => Some(&self.diff_id),
@@ -397,13 +387,13 @@ impl LayerJob {
     fn in_layer(&self, error: RuntimeError) -> RuntimeError {
         let is_limit = error.kind() == RuntimeErrorKind::Unacceptable;
         let error = error.about(format!("could not unpack layer `{}`", self.descriptor.digest));
-        // The manifest check rejects unsupported layer types, so here the layer exceeds a limit.
+        // The manifest check rejects unsupported layer types, so the layer exceeds a limit.
         if is_limit { error.with_fault(Fault::new(ErrorClass::Unacceptable, Stage::Unpack)) } else { error }
     }
 }
 
 impl LayerAttempt<'_> {
-    /// `None`: the layer gave way to others. What stays for a resumption is on the disk.
+    /// `None`: the layer gave way to others. Content for a resumption is on the disk.
     async fn run(mut self, start: AttemptStart) -> Result<Option<StagedLayer>, RuntimeError> {
         let (job, memory, written_bytes) = (self.job, self.memory, &self.job.staging.written_bytes);
         let (mut staging, mut journal, mut resumed, mut kept, mut copy) = (None, None, None, None, None);
@@ -459,7 +449,7 @@ impl LayerAttempt<'_> {
                 }
                 inflate::inflate(compressed, &mut blocks, bounds, resumed)
             });
-            // Drops the reader's files here, outside the sandbox: the sandbox cannot remove files.
+            // Drops the reader's files outside the sandbox, because the sandbox cannot remove files.
             inflated.map_err(unconfined).and_then(|(_, inflated)| inflated)
         });
         let unpacker = {
@@ -494,7 +484,7 @@ impl LayerAttempt<'_> {
         if let Some(copied) = copied.as_mut().filter(|_| gave_way) {
             copied.keep_any_length();
         }
-        // The stage nearest the source reports the cause; later stages only see a closed queue.
+        // The stage nearest the source reports the cause, because later stages only see a closed queue.
         let fetched = fetched?;
         if gave_way {
             return Ok(None);

@@ -18,7 +18,7 @@ use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
 #[derive(Debug)]
 pub(crate) struct LayerPace {
-    /// All time since the layer got its place.
+    /// The time since the layer got its place.
     pub(crate) wall: Arc<HoldMeter>,
     /// The time in which the layer waits for its registry.
     pub(crate) network: HoldMeter,
@@ -60,14 +60,13 @@ impl LayerPace {
         *whole_since = if left == 0 { whole_since.or(Some(Instant::now())) } else { None };
     }
 
-    /// The time since all compressed bytes were received.
     pub(crate) fn whole_for(&self, now: Instant) -> Option<Duration> {
         let whole_since = *self.whole_since.lock().unwrap_or_else(PoisonError::into_inner);
         whole_since.map(|since| now.saturating_duration_since(since))
     }
 }
 
-/// Waits, and reports a long wait. `holder` is the image that has most of the shared thing at that moment.
+/// Waits, and reports a long wait. `holder` returns the image that has most of the shared thing.
 pub(crate) async fn reported<T>(
     (thing, layer, progress): (SharedThing, &Digest, &Progress),
     holder: impl Fn() -> Option<String>,
@@ -81,7 +80,7 @@ pub(crate) async fn reported<T>(
     wait.await
 }
 
-/// A reported wait. Its end is reported too, even if the wait is dropped.
+/// A reported wait. The drop reports its end.
 pub(crate) struct WaitReport {
     layer: Digest,
     progress: Progress,
@@ -100,8 +99,7 @@ impl Drop for WaitReport {
     }
 }
 
-/// A report that the content which an earlier pull left of a layer is hashed again: for gigabytes this takes a while, in which
-/// no byte comes. Its end is reported too.
+/// A reported recheck of an earlier pull's content, during which no byte is received. The drop reports its end.
 pub(crate) struct RecheckReport {
     layer: Digest,
     progress: Progress,

@@ -5,8 +5,8 @@
 //! has more than three quarters of either half. A free place is granted to the tenant, then the registry, then the pull
 //! with the fewest places.
 //!
-//! A layer whose registry is slow gives its place to a waiting layer, and so does the slowest of those that lose nothing
-//! by it, whatever its rate, once a layer has waited for ten seconds. It resumes by `Range` when a place is free again.
+//! A layer with a slow registry gives its place to a waiting layer. After a wait of ten seconds, the slowest of the
+//! layers that lose nothing also gives its place, at any rate. It resumes by `Range` when a place is free again.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -30,7 +30,7 @@ use crate::{manifest::Descriptor, scarce::DescriptorShare, tenant::Tenant};
 /// Places for the first layers of pulls, and the same number for other layers. Fewer places already saturate any link.
 const PLACES_MAX: usize = 24;
 const SHARE_MAX: usize = 18;
-/// A layer that gave its place fails after this wait.
+/// A layer that gave its place away fails after this wait.
 const AGAIN_MAX: Duration = Duration::from_mins(5);
 
 #[derive(Clone, Debug)]
@@ -130,8 +130,8 @@ impl Line {
         next.map(|(ticket, _)| ticket)
     }
 
-    /// Whether this layer is the one that gives its place to a waiting layer now. A lossy one begins at its first byte
-    /// again, so that it gives way below the minimum rate only.
+    /// Whether this layer gives its place to a waiting layer now. A lossy layer would begin again at its first byte, so
+    /// it gives way only below the minimum rate.
     fn gives_way(&mut self, ticket: u64, policy: HoldPolicy, is_lossy: bool, now: Instant) -> bool {
         if let Some(own) = self.held.get_mut(&ticket).filter(|_| !is_lossy) {
             own.checked = now;
@@ -141,7 +141,7 @@ impl Line {
         }
         let Some(successor) = self.successor(ticket) else { return false };
         let (own, waits) = (&self.held[&ticket], &self.waiting[&successor]);
-        // Slow layers take turns with one another. The turns are long, because each turn connects again.
+        // Slow layers take turns. The turns are long, because each turn connects again.
         let turn = if waits.gave_way { 6 * GRACE } else { GRACE };
         if policy.gives_up(&own.pace.network, now) && own.pace.wall.held_for(now) >= turn {
             return true;
@@ -220,8 +220,8 @@ impl PullSlots {
 }
 
 impl Place {
-    /// Gives the place to a waiting layer, if it is this layer's turn. The attempt then ends, and the layer starts
-    /// again from the bytes on the disk after [`Place::again`].
+    /// Gives the place to a waiting layer, if it is this layer's turn. The attempt then ends, and the layer continues
+    /// from the bytes on the disk after [`Place::again`].
     pub(crate) fn gives_way(&self, policy: HoldPolicy, is_lossy: bool, now: Instant) -> bool {
         let is_due = self.places.lock().gives_way(self.ticket, policy, is_lossy, now);
         if is_due {
@@ -230,7 +230,7 @@ impl Place {
         is_due
     }
 
-    /// Gives the place away for another reason; the layer starts again later.
+    /// Gives the place away for another reason. The layer starts again later.
     pub(crate) fn leave(&self, now: Instant) {
         self.places.change(|line| line.give_way(self.ticket, now));
     }

@@ -20,7 +20,7 @@ use crate::{
 /// Bytes after a checkpoint of a gzip stream that are enough to find its bit.
 const KNOWN_BYTES: usize = 4 << 10;
 
-/// The inflated bytes around a checkpoint: those that the stream may refer to, and the first ones after it.
+/// The inflated bytes around a checkpoint: the bytes that the stream may refer to, and the first bytes after it.
 #[derive(Default)]
 pub(super) struct CheckpointBytes {
     pub(super) before: Vec<u8>,

@@ -38,8 +38,8 @@ use crate::{
 const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
-    /// Runs on a blocking thread; a confined thread reads the archive. An error removes the staging folder, unless the
-    /// layer stays for the next pull. `previous`: the files of an earlier attempt.
+    /// Blocks; a confined thread reads the archive. An error removes the staging folder, unless the layer stays for the
+    /// next pull. `previous`: the files of an earlier attempt.
     pub(super) fn unpack(
         &self,
         staging: Staging,
@@ -88,7 +88,7 @@ impl LayerJob {
         })
     }
 
-    /// Makes a layer in a staging folder, whose tree `write` fills.
+    /// Makes a layer in a staging folder. `write` fills its tree.
     fn staged(
         &self,
         staging: Staging,
@@ -194,7 +194,7 @@ impl LayerJob {
     }
 }
 
-/// What stays of each path that is written: its record, or its part in the proof of an artifact's content.
+/// The record of each written path, or the path's part in the proof of an artifact's content.
 enum Listing {
     Files(FileManifestWriter),
     Proof(ContentProof),

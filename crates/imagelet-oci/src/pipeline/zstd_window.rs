@@ -1,9 +1,9 @@
 //! Zstandard frames in sequence, with windows from the memory that all layers share.
 //!
 //! A frame may require a window of up to 128 MiB, and many layers are unpacked in parallel. The memory of a window is
-//! claimed as the frame fills it: untouched pages take no memory. So a frame header that only declares a large window
-//! costs nothing, and a small layer may require any window. Once a window of up to 8 MiB needs shared memory, the whole
-//! window is claimed, so that its layer need not start again: every decoder must support 8 MiB (RFC 8878), and only
+//! claimed as the frame fills it, because untouched pages use no memory. So a header that only declares a large window
+//! costs nothing, and a small layer may require any window. A window of up to 8 MiB is claimed as a whole once it needs
+//! shared memory, so that its layer need not start again. Every decoder must support 8 MiB (RFC 8878), and only
 //! `--ultra` and `--long` exceed it.
 
 use imagelet_core::image::ByteSize;
@@ -27,14 +27,14 @@ use crate::{
 const WINDOW_LOG_MAX: u32 = 27;
 /// Windows up to this size are claimed as a whole once the filled part exceeds the layer's own memory.
 const WINDOW_SMALL_MAX: u64 = 8 << 20;
-/// Memory of a decoder besides its window: tables, an input and an output block.
+/// Memory of a decoder without its window: tables, an input and an output block.
 const DECODER_COST: u64 = 512 << 10;
 const HEAD_LENGTH_MAX: usize = 4 + 1 + 1 + 4 + 8;
 
-/// The content of the frames, without skippable ones. Any other bytes between or after frames are an error.
+/// The content of the frames, without skippable frames. Any other bytes between or after frames are an error.
 pub(crate) struct ZstdReader<'a> {
     source: &'a mut FrameReader,
-    // Declared before `claim`: the decoder's memory is freed before its claim is released.
+    // Declared before `claim`, so that the decoder's memory is freed before its claim is released.
     decoder: Decoder<'static>,
     claim: MemoryReservation,
     /// The window of the frame, and the filled part of it.
@@ -42,8 +42,8 @@ pub(crate) struct ZstdReader<'a> {
     filled: u64,
     cancelled: &'a AtomicBool,
     between_frames: bool,
-    /// Bytes missing from the frame's declared size. Libzstd checks this only for some input patterns, but whether a
-    /// layer is accepted must not depend on how its bytes arrive.
+    /// Bytes missing from the frame's declared size. libzstd checks this size only for some input patterns, but the
+    /// result must not depend on how the bytes arrive.
     owed: Option<u64>,
     /// The last output buffer was full: the window may contain more output without further input.
     has_more: bool,

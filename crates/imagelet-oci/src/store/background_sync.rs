@@ -1,9 +1,9 @@
 //! Background durability: content that is visible before it is durable, and the sync that makes it durable.
 //!
-//! A layer that is visible before it is durable has the boot id in its record; only that boot may use it. Names are
-//! written to `names.unsettled.json`, unsynced, with the same mark and a higher generation than `names.json`.
-//! `sync_background` syncs the file system, removes the marks, syncs again and replaces `names.json`. After kill -9,
-//! the next owner continues with the marks of its boot. After a power cut, all marked content is dropped.
+//! The record of such a layer has the boot id; only that boot may use the layer. The names are in
+//! `names.unsettled.json`, unsynced, with the boot id and a higher generation than `names.json`. `sync_background`
+//! syncs the file system, removes the boot ids, syncs again and replaces `names.json`. After kill -9, the next owner of
+//! the store uses the content of its boot. After a power cut, it drops all content with a boot id.
 
 use std::{
     fs, io,
@@ -19,11 +19,11 @@ use super::{
     record::{LayerEnd, LayerRecord, checksum},
 };
 
-/// After this many rounds in which new pulls arrived, the next round blocks commits until it is done.
+/// Number of sync rounds during which new pulls may commit. Each later round locks the index, so that the sync ends.
 const ROUNDS_UNHURRIED: usize = 3;
 
 impl Store {
-    /// The boot mark of a new layer. `None` if the commit makes the layer durable before it is visible.
+    /// The boot id for the record of a new layer. `None`: a commit makes the layer durable before it is visible.
     pub(crate) fn unsettled_mark(&self, end: LayerEnd) -> Option<String> {
         if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
@@ -46,7 +46,7 @@ impl Store {
             let mut index = locked.unwrap_or_else(|| self.index());
             if let Err(error) = synced {
                 self.drop_unsettled_content(&mut index);
-                // Without the lock, because unlinking takes long. A full disk may be the reason for the failed sync.
+                // Unlinking takes long and needs no lock. A full disk may be the reason for the failed sync.
                 drop(index);
                 self.try_empty_trash();
                 return Err(failed(error));
@@ -57,7 +57,7 @@ impl Store {
                 }
             }
             if index.unsettled_layers().is_empty() {
-                // The file is new at each attempt, so a retry is safe.
+                // Each attempt writes a new file, so a retry is safe.
                 return self.write_durable_names(&mut index).map_err(failed);
             }
         }
@@ -79,11 +79,10 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs through the views of all pulls since the last sync, and drops these views.
+    /// Syncs all views and keeps only the first, for later content that no pull's view covers.
     fn sync_shown(&self) -> io::Result<()> {
         let views = self.views().clone();
         views.iter().try_for_each(|view| view.sync())?;
-        // One view stays, for content that the next sync finds without a pull's view.
         let reported = &views[1..];
         self.views().retain(|view| !reported.iter().any(|other| Arc::ptr_eq(view, other)));
         Ok(())
@@ -100,8 +99,7 @@ impl Store {
         self.views.lock().expect("no thread panics while it holds the lock")
     }
 
-    /// Writes the names of a new store before its first image. Without the file, a start rebuilds the names from the
-    /// image records. After a power cut, such names could name images whose layers were not durable.
+    /// Writes the names of a new store. Without them, a start after a power cut may name images whose layers are lost.
     pub(super) fn write_first_names(&self) -> Result<(), RuntimeError> {
         let path = self.root.join("names.json");
         if !self.in_background || path.exists() {
@@ -118,11 +116,11 @@ impl Store {
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
         self.replace_names(index)?;
         index.names_unsettled = false;
-        // The file's generation is outdated, so a lost removal is harmless.
+        // A start ignores this file if its removal is lost, because its generation is lower.
         remove_tree(&self.root.join(NAMES_UNSETTLED))
     }
 
-    /// Writes the names unsynced, so that they survive the end of this process. A later sync makes them durable.
+    /// Writes the names without a sync. They survive a crash of this process, but not a power cut.
     pub(crate) fn write_names_unsettled(&self, index: &mut Index) -> io::Result<()> {
         let path = self.root.join(NAMES_UNSETTLED);
         replace_file_unsynced(&path, &path.with_extension("new"), &index.names_file(self.boot.as_deref()))?;
@@ -144,7 +142,7 @@ impl Store {
                 );
             }
         }
-        // The view has reported its error, and the content is dropped. The next sync needs a view without the error.
+        // A failed view stays failed, so the next sync needs a new view.
         match SyncView::open(&self.root) {
             Ok(view) => *self.views() = vec![Arc::new(view)],
             Err(error) => tracing::error!(%error, "could not open the store's file system again"),

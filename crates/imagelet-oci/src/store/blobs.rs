@@ -1,14 +1,13 @@
-//! Blobs on the disk: whole blobs if the configuration keeps them, the first bytes of blobs whose layer cannot continue
-//! from its files (zstd, small layers), and the files of artifacts until they are whole.
+//! Blobs on the disk: kept blobs, partial blobs (zstd, small layers), and the files of artifacts until they are whole.
 //!
-//! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced: after kill -9 the page cache has the bytes. A pull
-//! that continues hashes all bytes again, and so finds bytes that a power cut removed or changed. A partial blob of at
-//! least [`RESUME_MIN`] stays. The commit of an image moves its kept blobs to `blobs/ALGORITHM/HEX`.
+//! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced; after kill -9 the page cache has the bytes. A pull
+//! that resumes a blob hashes all its bytes, and so detects bytes that a power cut removed or changed. A partial blob
+//! of at least [`RESUME_MIN`] bytes is kept. A commit moves the kept blobs of its image to `blobs/ALGORITHM/HEX`.
 //!
-//! A blob that is written only for a resumption uses only space that no pull has reserved. Its space is freed on
-//! request. A file of an artifact is its own blob: it moves into its layer, and its bytes are written once. So it stays
-//! while an admitted pull counts on it, and it is synced before it is continued: the hash does not find that only the
-//! page cache has its bytes.
+//! A blob that is written only for a resumption uses only unreserved space. It is removed when a pull needs the space.
+//! The blob of an artifact's file is the file itself, and the pull moves it into the layer. So it stays while an
+//! admitted pull counts on it. It is synced before a pull resumes it: the hash cannot detect bytes that only the page
+//! cache has.
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
@@ -39,19 +38,16 @@ use super::{
     unfinished::{PARTIAL_SUFFIX, PartialKey, ResumableBytes, partial_layer_modified, partial_layer_size},
 };
 
-/// A partial blob with fewer bytes is not kept.
+/// Minimum bytes of a partial blob that is kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
-/// The space is measured each time after this many written bytes.
+/// Written bytes between two measurements of the free space.
 const MEASURE_PERIOD: u64 = 16 << 20;
 
-/// Why a blob is written.
 #[derive(Clone)]
 pub(crate) enum BlobPurpose {
-    /// The blob stays with its image, or is a file of an artifact. So many bytes of the disk stay free. A failed write
-    /// fails the pull.
+    /// A kept blob or an artifact's file, with the bytes that must stay free. A failed write fails the pull.
     Keep(u64),
-    /// Only for a resumption. The function returns whether this many more bytes leave the space that other pulls
-    /// reserved.
+    /// Only for a resumption. The function returns whether the disk has this number of bytes that no pull has reserved.
     Resume(Arc<dyn Fn(u64) -> bool + Send + Sync>),
 }
 
@@ -64,18 +60,17 @@ impl Store {
         self.index().blobs.keys().cloned().collect()
     }
 
-    /// Opens a blob that is kept with an image.
+    /// Opens a kept blob. `None`: the blob is absent or has another size.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
         self.has_blob(digest).then(|| KeptBytes::open(&self.blob_path(digest), size..=size))?
     }
 
-    /// The blob of an artifact's file, which its layer stores unchanged. `path` was checked with the manifest.
+    /// Opens a file of an artifact; the file is its blob. The caller has checked `path` against the manifest.
     pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
         self.layer(layer)?;
         KeptBytes::open(&self.layer_tree(layer).join(path), size..=size)
     }
 
-    /// The first bytes of a blob.
     pub(crate) fn open_partial(&self, key: &PartialKey, size: u64) -> Option<KeptBytes> {
         Some(KeptBytes { is_in_copy: true, ..KeptBytes::open(&self.partial_path(key), 1..=size)? })
     }
@@ -84,7 +79,7 @@ impl Store {
         self.index().blobs.contains_key(digest)
     }
 
-    /// Removes a kept blob that does not have its digest.
+    /// Removes a kept blob whose bytes do not match its digest.
     pub(crate) fn discard_blob(&self, digest: &Digest) {
         if self.index().blobs.remove(digest).is_none() {
             return;
@@ -100,12 +95,12 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    /// Removes a partial blob or layer that has no writer, unless a pull other than `pull` continues it.
+    /// Removes a partial blob or layer, unless it has a writer, or another pull than `pull` counts on it.
     pub(crate) fn discard_partial(&self, key: &PartialKey, pull: u64) {
         let path = self.partial_path(key);
         let is_layer = path.is_dir();
         let removed = {
-            // Until the name is gone, no other pull may begin to write.
+            // The lock keeps other pulls from writing until the file is removed.
             let index = self.index();
             let unfinished = &index.unfinished;
             let is_others = unfinished.continued.get(&key.file_name).is_some_and(|other| *other != pull);
@@ -126,7 +121,7 @@ impl Store {
         self.index().unfinished.written.contains_key(&key.file_name)
     }
 
-    /// Starts a blob that has another writer. No other pull continues it.
+    /// Writes a second copy of a blob that has another writer. No pull resumes this copy.
     pub(crate) fn write_blob_again(
         self: &Arc<Self>,
         key: &PartialKey,
@@ -137,8 +132,8 @@ impl Store {
         self.write_blob(&key, 0, (purpose, &Resumption::new(false)))
     }
 
-    /// Starts to append after the first `known` bytes of a blob, and removes later bytes. `None`: the blob has another
-    /// writer, or the known bytes no longer exist. Known bytes of a blob that stays are durable.
+    /// Opens a blob to append after its first `known` bytes; removes later bytes. Syncs the known bytes if the pull has
+    /// reserved space. `None`: the blob has another writer, or known bytes are lost.
     pub(crate) fn write_blob(
         self: &Arc<Self>,
         key: &PartialKey,
@@ -155,7 +150,7 @@ impl Store {
             let revocable = matches!(purpose, BlobPurpose::Resume(_)).then(|| Arc::clone(&revoked));
             index.unfinished.written.insert(key.file_name.clone(), revocable);
         }
-        // From here on, dropping the writer releases the digest.
+        // From here on, the drop of the writer removes the entry in `written`.
         let mut writer = BlobWriter {
             store: Arc::clone(self),
             key: key.clone(),
@@ -171,7 +166,7 @@ impl Store {
             length_min: RESUME_MIN,
         };
         if writer.path.is_dir() {
-            // The files of the layer, from an attempt without `store.keepBlobs`.
+            // An attempt without `store.keepBlobs` has left the folder of a partial layer.
             remove_tree(&writer.path).map_err(could_not("remove", &writer.path))?;
         }
         let mut options = OpenOptions::new();
@@ -182,7 +177,7 @@ impl Store {
         });
         let (file, length) = opened.map_err(could_not("create", &writer.path))?;
         failpoint!("blob.begun");
-        // The page cache has bytes of a failed write-back as if they were on the disk. No other sync reports that.
+        // After a failed write-back, the page cache still returns the bytes. Only this sync reports the error.
         let synced = if known > 0 && writer.is_reserved() {
             file.sync_data().and_then(|()| failpoint::synced(Some(&writer.path)))
         } else {
@@ -196,7 +191,7 @@ impl Store {
         Ok(writer.is_wanted.then_some(writer))
     }
 
-    /// Removes the partial blobs that no running pull uses and for which `is_removed` is true. Returns the freed bytes.
+    /// Removes the unused partial blobs and layers for which `is_removed` returns true. Returns the freed bytes.
     pub(crate) fn remove_partials(&self, is_removed: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
@@ -210,7 +205,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// Empties the partial blobs that running pulls write only for a resumption. Returns the freed bytes.
+    /// Removes the partial blobs that running pulls write only for a resumption. Returns the freed bytes.
     pub(crate) fn revoke_partials(&self) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
@@ -241,7 +236,7 @@ impl Store {
     }
 }
 
-/// Removes a file that its writer has open; emptied, it frees its space at once. `false`: the writer has removed it.
+/// Truncates a file, which frees its space although a writer has it open, and removes it. `false`: the file is missing.
 fn emptied(path: &Path) -> io::Result<bool> {
     match OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -253,13 +248,13 @@ pub(crate) struct Partial {
     pub(super) path: PathBuf,
     file_name: String,
     pub(super) size: u64,
-    /// A folder with the first files of a layer.
+    /// The folder of a partial layer. `false`: a file with the first bytes of a blob.
     is_layer: bool,
     pub(super) modified: SystemTime,
 }
 
 impl Partial {
-    /// Whether it has a writer, or an admitted pull continues it.
+    /// Whether the content has a writer, or an admitted pull counts on it.
     pub(super) fn is_used(&self, index: &Index) -> bool {
         let unfinished = &index.unfinished;
         unfinished.written.contains_key(&self.file_name) || unfinished.continued.contains_key(&self.file_name)
@@ -273,8 +268,7 @@ impl Partial {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
-    /// At start no blob has a writer: a blob too short to resume, a layer of an earlier boot and an unknown file are
-    /// leftovers, too.
+    /// Whether a start removes the content: it is expired, too short, of an earlier boot, or has an unknown name.
     pub(super) fn is_leftover(&self, age_max: Duration, store: &Store) -> bool {
         !self.file_name.ends_with(PARTIAL_SUFFIX)
             || self.size < RESUME_MIN
@@ -283,7 +277,7 @@ impl Partial {
     }
 }
 
-/// The partial blobs that an admitted pull counts on. They stay until the drop; no two pulls count on the same one.
+/// The partial blobs and layers that an admitted pull counts on. They stay until the drop. Each counts for one pull.
 pub(crate) struct ContinuedPartials {
     store: Arc<Store>,
     pull: u64,
@@ -294,9 +288,8 @@ impl ContinuedPartials {
         Self { store: Arc::clone(store), pull }
     }
 
-    /// Adds a partial blob or layer. Returns the bytes that the pull need not fetch: none if it was added before.
-    ///
-    /// A partial blob of an archive does not count: the archive is unpacked from its first byte.
+    /// Adds a partial blob or layer. Returns the bytes that the pull need not fetch; zero if a pull counts on them
+    /// already. A partial blob of an archive does not count, because the archive is unpacked from its first byte.
     pub(crate) fn add(&self, key: &PartialKey, size: u64, is_file: bool) -> ResumableBytes {
         if !is_file && !self.store.partial_path(key).is_dir() {
             return ResumableBytes::default();
@@ -315,29 +308,27 @@ impl Drop for ContinuedPartials {
     }
 }
 
-/// A blob that is being written. If it is dropped unfinished, it stays if it is long enough to resume and not known to
-/// be wrong.
+/// Appends to a blob. The drop keeps a wanted blob that is long enough to resume, if its resumption is allowed.
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
     key: PartialKey,
     path: PathBuf,
     file: Option<File>,
     length: u64,
-    /// The length at the last measurement of the space.
+    /// The length at the last measurement of the free space.
     measured: Option<u64>,
-    /// The disk has these bytes, or the kernel writes them.
+    /// The kernel has written these bytes or has started to write them.
     written_back: u64,
     purpose: BlobPurpose,
     revoked: Arc<AtomicBool>,
     resumption: Resumption,
     is_wanted: bool,
-    /// A shorter blob is not kept for a resumption.
+    /// The minimum length to keep the blob for a resumption.
     length_min: u64,
 }
 
 impl BlobWriter {
-    /// Appends. Fails only if the blob must be kept, and the bytes so far stay. Otherwise a failure removes the file, and
-    /// the pull continues.
+    /// Appends. A failed write of a reserved blob is an error. A failed write of another blob only removes its file.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let has_space = self.check_space();
         let Some(file) = &mut self.file else { return Ok(()) };
@@ -374,7 +365,7 @@ impl BlobWriter {
         }
     }
 
-    /// Lets the kernel write a blob that stays while its next bytes arrive. So the sync at the end of the pull is short.
+    /// Starts the write-back of a reserved blob early, so that the sync at the end of the pull is short.
     fn write_back(&mut self) {
         if let Some(file) = self.file.as_ref().filter(|_| self.is_reserved()) {
             self.written_back = page_cache::write_back(file, self.written_back, self.length);
@@ -395,28 +386,25 @@ impl BlobWriter {
         }
     }
 
-    /// The pull will continue the blob, and the registry is slow: any length is kept.
+    /// Keeps even a short blob: the registry is slow, and the pull resumes the blob later.
     pub(crate) fn keep_any_length(&mut self) {
         self.length_min = 1;
     }
 
-    /// Whether its bytes still go to the disk.
+    /// Whether new bytes are written to the disk.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted
     }
 
-    /// Whether the pull has reserved space for it.
     pub(crate) fn is_reserved(&self) -> bool {
         matches!(self.purpose, BlobPurpose::Keep(_))
     }
 
-    /// Whether the blob stays for a resumption.
     pub(crate) fn is_resumable(&self) -> bool {
         self.resumption.is_allowed()
     }
 
-    /// Closes the whole file. Only then a file system such as XFS frees the space that it has allocated beyond the end.
-    /// The pull may move the file into a layer.
+    /// Closes the complete file, so that a file system such as XFS frees its preallocation.
     pub(crate) fn close(&mut self) -> &Path {
         self.file = None;
         &self.path
@@ -433,7 +421,7 @@ impl Drop for BlobWriter {
     }
 }
 
-/// A whole blob that is not part of the store yet. If it is dropped uncommitted, it is a partial blob.
+/// A whole blob before its commit. A drop without a commit leaves a partial blob.
 pub(crate) struct StagedBlob(BlobWriter);
 
 impl StagedBlob {
@@ -456,8 +444,7 @@ impl StagedBlob {
         self.0.is_wanted = false;
     }
 
-    /// Moves the blob to its place, unless another commit has. Its bytes must be durable. The caller has locked the
-    /// index.
+    /// Moves the blob, whose bytes must be durable, to its place in `blobs/`, unless another commit did.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
         if index.blobs.contains_key(digest) {
@@ -493,7 +480,7 @@ impl KeptBytes {
 }
 
 impl Index {
-    /// Kept blobs that no image has, or whose size differs from the image's record.
+    /// The kept blobs that no image record has with this size.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().filter_map(|image| image.record.as_ref());
         let layers = self.images.values().chain(damaged).flat_map(|image| &image.pulled.layers);

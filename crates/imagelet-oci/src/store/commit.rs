@@ -1,4 +1,4 @@
-//! Commits of images: content is staged, made durable and moved to its place, and the names are written last.
+//! Commits images: stages the content, makes it durable, moves it to its place, and writes the names last.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,15 +27,13 @@ pub(crate) struct NewImage {
     pub record: ImageRecord,
     /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
     pub files: Vec<(&'static str, DocumentBytes)>,
-    /// The names to assign. A name of another image moves to this image.
+    /// The names to assign. If another image has a name, the name moves to this image.
     pub names: Vec<String>,
 }
 
 impl Store {
-    /// Makes an image exist: makes the content durable, moves it to its place, writes the names. On an error nothing is
-    /// visible.
-    ///
-    /// In background mode, content and names are valid for this boot until [`Self::sync_background`].
+    /// Commits an image: makes the content durable, moves it to its place, and writes the names. After an error nothing
+    /// is visible. In background mode, content and names are valid only for this boot until [`Self::sync_background`].
     pub(crate) fn commit(
         &self,
         new: NewImage,
@@ -46,7 +44,7 @@ impl Store {
         let failed = |what: &str| not_committed(&id, what);
         let staging = self.stage()?;
         let mut record = new.record;
-        // A damaged image gets its names back.
+        // A pull restores a damaged image, which keeps its names.
         record.names = self.index().names_of(&id);
         record.names.extend(new.names.iter().cloned());
         record.names.sort();
@@ -59,9 +57,9 @@ impl Store {
         fs::write(staging.path().join("image.json"), checksum::seal(&record)).map_err(failed("image.json"))?;
         failpoint!("commit.recorded");
         if !self.in_background {
-            // The image may share layers that an earlier process made visible before they were durable.
+            // The image may share layers that an earlier process has not made durable.
             self.sync_background()?;
-            // One sync for all files of all layers. It runs before the code below, which makes content visible.
+            // One sync makes the files of all layers durable, before any of the content is visible.
             let views = layers.iter().map(|layer| &layer.unpacked.view);
             SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
             failpoint!("commit.synced");
@@ -113,7 +111,7 @@ impl Store {
         for layer in layers {
             let Spare { folder, record, .. } = &layer.unpacked;
             let diff_id = &record.diff_id;
-            // The index is locked, so no other commit places the layer meanwhile.
+            // The index is locked, so no other commit can place the layer between check and move.
             if !layer.is_placed.load(Ordering::Relaxed) && !index.layers.contains_key(diff_id) {
                 remove_file(&folder.join(SPARE_RECORD)).map_err(failed("layers"))?;
                 placed.trashed |= self.place(folder, &self.layer_folder(diff_id)).map_err(failed("layers"))?;
@@ -123,7 +121,7 @@ impl Store {
                 index.marked.remove(diff_id);
             }
         }
-        // Meanwhile a shared or present layer was found damaged, or the disk failed to store it.
+        // A shared or present layer may have been found damaged, or a failed sync may have dropped it.
         if let Some(lost) = index.missing_layer(record) {
             let error = io::Error::other(format!("layer `{lost}` was found damaged meanwhile; pull again"));
             return Err(failed("layers")(error));
@@ -142,7 +140,7 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
-    /// Moves a folder to its home. Moves an existing folder there to the trash; returns whether a folder existed.
+    /// Moves a folder to its place. An existing folder there goes to the trash; returns whether one existed.
     fn place(&self, folder: &Path, home: &Path) -> io::Result<bool> {
         let trashed = home.exists();
         if trashed {
@@ -154,7 +152,7 @@ impl Store {
         Ok(trashed)
     }
 
-    /// Removes the content that a failed commit placed, so that it does not count as durable.
+    /// Moves the content that a failed commit has placed to the trash. It may not be durable.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);
@@ -167,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Writes the names. After an error, writes the previous names again: the file may have the rejected names.
+    /// Writes the names. On an error, restores the previous names, also in the file, which may have the new names.
     fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
@@ -180,7 +178,7 @@ impl Store {
         })
     }
 
-    /// Adds names to an image. Writes nothing if the image has all of them. Returns `false` if the image is absent.
+    /// Adds names to an image. Returns `false` if the image is absent.
     pub(crate) fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             if !index.images.contains_key(id) {
@@ -198,7 +196,7 @@ impl Store {
         })
     }
 
-    /// Removes one tag. The last tag removes the image's digest names, too. Returns whether the tag existed.
+    /// Removes one tag. With the last tag, also removes the image's digest names. Returns whether the tag existed.
     pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             let Some(id) = index.names.remove(name) else { return false };
@@ -212,7 +210,7 @@ impl Store {
 
     fn change_names(&self, change: impl FnOnce(&mut Index) -> bool) -> Result<bool, RuntimeError> {
         let mut index = self.index();
-        // The new `names.json` must be durable, so it must not name unsynced content.
+        // `names.json` is durable, so it must not name unsynced content.
         while index.is_unsettled() {
             drop(index);
             self.sync_background()?;
@@ -239,10 +237,9 @@ impl Store {
         Ok(answer)
     }
 
-    /// Removes the images that have just lost their last name, on a disk too full for a new names file.
-    ///
-    /// Their records are removed first, durably: an image without a record does not exist, even if the old file has its
-    /// name. The freed space may be enough for the new names; otherwise the next change writes them.
+    /// Removes the images without a name on a disk that is too full for a new names file. Moves their records away
+    /// first, durably: an image without a record does not exist, even if the old file names it. The freed space may be
+    /// enough for the new names file. If not, the next change writes the names.
     fn remove_without_room(&self, index: &mut Index, full: RuntimeError) -> Result<(), RuntimeError> {
         let named: BTreeSet<&ImageId> = index.names.values().collect();
         let mut trash = Vec::new();

@@ -1,8 +1,8 @@
-//! Handles damage: a damaged image is not shown, but its names stay. A repair or a pull restores the image.
+//! Hides a damaged image but keeps its names. A repair or a pull restores the image.
 //!
-//! A file `damaged` in the folder of a layer or image forbids the use of its content, also after a restart. A marked
-//! layer counts as absent, so that a commit replaces it. Its folder stays until then, because a mount may still use
-//! it. An image that lacks a layer, or is itself marked, keeps its names and its other layers.
+//! The file `damaged` in the folder of a layer or image forbids the use of its content, also after a restart. A marked
+//! layer counts as absent, so a commit replaces it. Until then its folder stays, because a mount may use the folder. A
+//! marked image, or an image without all its layers, keeps its names and its undamaged layers.
 
 use std::{io, path::Path};
 
@@ -86,7 +86,7 @@ impl Index {
 }
 
 impl Store {
-    /// All images, the undamaged images first.
+    /// All images, first the undamaged ones.
     pub(crate) fn all_images(&self) -> Vec<StoredImage> {
         let index = self.index();
         let names = index.names_by_image();
@@ -106,14 +106,14 @@ impl Store {
         self.index().marked.get(layer).cloned()
     }
 
-    /// Absent layers that have a folder. A commit moves such a folder to the trash.
+    /// The absent layers that have a folder. A commit moves such a folder to the trash.
     pub(crate) fn replaced_by(&self, layers: &[Digest]) -> Vec<Digest> {
         let index = self.index();
         let absent = layers.iter().filter(|layer| !index.layers.contains_key(*layer));
         absent.filter(|layer| self.layer_folder(layer).exists()).cloned().collect()
     }
 
-    /// Marks a layer as damaged. It counts as absent, and images that need it are not shown.
+    /// Marks a layer as damaged. The layer then counts as absent, and its images are hidden.
     pub(crate) fn mark_layer(&self, layer: &Digest, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         if !index.layers.contains_key(layer) {
@@ -134,7 +134,7 @@ impl Store {
 
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // The file must not name unsynced content.
+        // `names.json` must not name unsynced content.
         self.sync_background()?;
         self.replace_names(&mut self.index()).map_err(could_not("write the names of", &self.root))
     }
@@ -148,8 +148,8 @@ fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
     }
 }
 
-/// The layers of an image whose record is lost. They are read from the document whose digest is the image's id: the
-/// configuration of an image, or the manifest of an artifact.
+/// The layers of an image whose record is lost. The source is the document whose digest is the image's id: an image's
+/// configuration or an artifact's manifest.
 fn layers_by_config(root: &Path, id: &ImageId) -> Vec<Digest> {
     let Ok(wanted) = id.as_str().parse::<Digest>() else { return Vec::new() };
     let folder = root.join("images").join(super::record::hex(id));

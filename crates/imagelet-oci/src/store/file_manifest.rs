@@ -1,11 +1,10 @@
-//! The manifest of a layer's files, `files.list`. It is written in one pass while the layer is unpacked, and read to
-//! check the layer. The reader finds records by path; in memory it has only offsets.
+//! The manifest of a layer's files, `files.list`. The reader keeps only the offsets of the records in memory.
 //!
 //! ```text
 //! "imagelet files 2\n", then records: LENGTH of the rest (u32, little-endian), PATH and RECORD in postcard format
 //! ```
 //!
-//! A later record replaces an earlier one for the same path. The file's own SHA-256 is in `layer.json`.
+//! A later record for a path replaces an earlier one. `layer.json` has the SHA-256 of the file.
 
 use std::{
     collections::HashMap,
@@ -26,7 +25,7 @@ use crate::{
 
 pub(crate) const LIST: &str = "files.list";
 const MAGIC: &[u8] = b"imagelet files 2\n";
-/// Larger than a record with the largest map of a sparse file.
+/// Larger than the largest record: the map of a sparse file.
 const RECORD_MAX: u32 = 4 << 20;
 const WRITE_BUFFER: usize = 64 << 10;
 const READ_BUFFER: usize = 256 << 10;
@@ -62,10 +61,10 @@ impl FileManifestWriter {
     }
 }
 
-/// The file with the digest that proves knowledge of a layer's content. The digests in a manifest do not tell it.
+/// The file with a digest that proves knowledge of a layer's content. A manifest does not contain this digest.
 pub(crate) const PROOF: &str = "content.proof";
 
-/// A digest of all records of a layer but the metadata of its folders, whose times differ.
+/// A digest of all records of a layer, without the metadata of its folders, because their times differ.
 pub(crate) struct ContentProof(Hash);
 
 impl ContentProof {
@@ -81,7 +80,7 @@ impl ContentProof {
         Ok(())
     }
 
-    /// Writes the digest, and returns the digest of the file.
+    /// Writes the digest to a file, and returns the digest of that file.
     pub(crate) fn write(self, folder: &Path) -> io::Result<Digest> {
         let text = self.0.finish().to_string();
         fs::write(folder.join(PROOF), &text)?;
@@ -98,26 +97,26 @@ fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
     rest.is_empty().then_some(record)
 }
 
-/// The last record of each path, as offsets into the file.
+/// The offset of the last record of each path.
 pub(crate) struct FileManifestReader {
     file: File,
-    /// The manifest's author does not know the seed, and so cannot make two paths collide.
+    /// A secret seed, so that the manifest's author cannot make two paths collide.
     seed: u64,
     slots: HashMap<u128, Slot>,
-    /// Offset of the record that removed a path and everything below it.
+    /// The offset of the record that removed a path and everything below it.
     removed: HashMap<u128, u64>,
 }
 
 #[derive(Clone, Copy)]
 struct Slot {
     own: u64,
-    /// Offset of the record with the content; differs from `own` for a hard link.
+    /// The offset of the record with the content; for a hard link, the record of its target.
     content: u64,
     seen: bool,
 }
 
 impl FileManifestReader {
-    /// Reads a manifest once, from start to end. `InvalidData`: it is malformed, or its digest differs.
+    /// Reads a manifest once, from start to end. `InvalidData`: the manifest is malformed, or its digest differs.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut manifest = Self {
             file: file.try_clone()?,
@@ -169,7 +168,7 @@ impl FileManifestReader {
         Ok(())
     }
 
-    /// Returns the entry expected at a path, and marks the path as seen. `None`: the manifest has no such path.
+    /// Returns the expected entry of a path, and marks the path as seen. `None`: the manifest has no such path.
     pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<FileEntry>> {
         let key = self.key(path);
         let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };

@@ -16,8 +16,8 @@
 //! ```
 //!
 //! `names.json` is the only root. A commit makes all other content durable first and replaces that file last. So a
-//! crash leaves either the whole image or unreferenced content, which the next sweep removes. A removal deletes the
-//! name first and the content after. Files unknown to this version stay untouched.
+//! crash leaves the whole image or unreferenced content, which the next sweep removes. A removal deletes the name
+//! first. Files unknown to this version are not changed.
 
 mod background_sync;
 mod blobs;
@@ -90,27 +90,24 @@ pub enum Durability {
     /// After every file of the image is durable.
     #[default]
     Commit,
-    /// Before the image is durable. The image survives any end of the process. A power cut may lose the whole pull,
-    /// but never a part of it.
+    /// Before the image is durable. A crash of the process loses nothing. A power cut loses all of a pull or nothing.
     Background,
 }
 
-/// A store on disk. This process owns a store that it opened for writing, until the store is dropped. Methods block on
-/// the disk.
+/// A store on the disk. Opened for writing, it belongs to this process until the drop. Methods block on the disk.
 pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<Index>,
     sequence: AtomicU64,
     trash: Mutex<()>,
-    /// Views that receive the write errors of all content that is visible before it is durable. Never empty.
+    /// The views that receive the write errors of all visible content that is not durable. Never empty.
     views: Mutex<Vec<Arc<SyncView>>>,
-    /// The view of the running pulls.
     pull_view: Mutex<Weak<SyncView>>,
     syncing: Mutex<()>,
     mounting: Mutex<()>,
     in_background: bool,
     resume_for: Duration,
-    /// The boot id; `None` if the kernel reports no boot id.
+    /// The boot id. `None`: the kernel reports none.
     pub(crate) boot: Option<String>,
     /// `None`: the store is open only for reading.
     lock: Option<Lock>,
@@ -118,12 +115,12 @@ pub(crate) struct Store {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Reads. Nothing on the disk is changed or locked; other processes may read or write meanwhile.
+    /// The process changes and locks nothing. Other processes may read or write at the same time.
     Read {
-        /// Treat a missing store as a store without images.
+        /// A missing store is a store without images.
         or_empty: bool,
     },
-    /// Reads and changes. Only one process at a time may open the store for changes.
+    /// Only one process at a time may open the store for changes.
     Write {
         /// Create a missing store.
         or_create: bool,
@@ -152,7 +149,7 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a store. An owner also removes the leftovers of an interrupted pull or removal.
+    /// Opens a store. An owner also removes the leftovers of interrupted pulls and removals.
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
         let boot = boot_id();
@@ -195,7 +192,7 @@ impl Store {
         let store = store(place.path, index, lock);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
-            // A leftover that cannot be removed is harmless: the images are usable.
+            // A leftover that cannot be removed is harmless.
             if let Err(error) = store.discard_leftovers() {
                 tracing::warn!(error = error.chain(), "could not take away all that was left behind");
             }
@@ -218,7 +215,6 @@ impl Store {
         self.lock.is_none()
     }
 
-    /// Records that a pull received bytes, for processes that wait for the store.
     pub(crate) fn record_progress(&self) {
         if let Some(lock) = &self.lock {
             lock.record_progress();
@@ -229,8 +225,7 @@ impl Store {
         SyncView::open(&self.root).map(Arc::new).map_err(could_not("open the store", &self.root))
     }
 
-    /// A view for the files of a pull. Pulls that run at the same time share it, so that their number is not bounded by
-    /// descriptors.
+    /// The view for the files of all running pulls. They share one view, so that descriptors do not limit their number.
     pub(crate) fn pull_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
         let mut shared = self.pull_view.lock().expect("no thread panics while it holds the lock");
         if let Some(view) = shared.upgrade().filter(|view| !view.has_failed()) {
@@ -266,10 +261,10 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// Free bytes on the store's file system, and free inodes if the file system has an inode table.
+    /// Free bytes of the store's file system. Free inodes; `None` if the file system has no inode table.
     pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
         let disk = rustix::fs::statvfs(&self.root)?;
-        // File systems without an inode table, such as btrfs, report 0 inodes of 0.
+        // A file system without an inode table, such as btrfs, reports 0 inodes.
         let inodes = (disk.f_files > 0).then_some(disk.f_favail);
         Ok((disk.f_bavail.saturating_mul(disk.f_frsize), inodes))
     }
@@ -278,7 +273,7 @@ impl Store {
         self.layer_folder(diff_id).join(TREE)
     }
 
-    /// Directories of a layer that have no entry in its archive, as paths below its root.
+    /// The directories of a layer that have no entry in its archive, as paths below the layer's root.
     pub(crate) fn implicit_directories(&self, diff_id: &Digest) -> io::Result<HashSet<Vec<u8>>> {
         record::read_implicit(&self.layer_folder(diff_id))
     }
@@ -287,7 +282,7 @@ impl Store {
         std::fs::read(self.image_folder(id).join(name))
     }
 
-    /// Protects layers from the sweep until the lease is dropped, even if they are not present yet.
+    /// Protects layers from the sweep until the lease is dropped, even layers that are not present yet.
     pub(crate) fn lease(self: &Arc<Self>, layers: &[Digest]) -> Lease {
         let mut index = self.index();
         for layer in layers {
@@ -329,7 +324,7 @@ fn boot_id() -> Option<String> {
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// The time in nanoseconds, so that a folder's name differs from those of an earlier process with the same id.
+/// The time in nanoseconds. Folder names then differ from those of an earlier process with the same pid.
 fn first_number() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or_default()

@@ -10,8 +10,7 @@ use std::{
 
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
-/// Shared by all content that a pull stages. Allowed from the pull's start until an error that another attempt would
-/// meet again.
+/// Shared by all staged content of a pull. It is allowed until the pull meets an error that a retry would meet again.
 #[derive(Clone, Debug)]
 pub(crate) struct Resumption(Arc<AtomicBool>);
 
@@ -24,12 +23,12 @@ impl Resumption {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Ends the resumption if the image is rejected, or if its content takes space that others need.
+    /// Forbids the resumption if the image is rejected, or if the disk is full.
     pub(crate) fn heed(&self, error: &RuntimeError) {
         use RuntimeErrorKind::{
             Corrupt, Defect, DiskFull, InvalidArgument, SignatureInvalid, Unacceptable, Unsupported,
         };
-        // Other errors only interrupt a pull: errors of the registry, the network, the caller or the store.
+        // After any other error, of the registry, network, caller or store, a later pull may continue.
         if matches!(
             error.kind(),
             Corrupt | Unacceptable | Unsupported | InvalidArgument | SignatureInvalid | DiskFull | Defect
@@ -39,8 +38,7 @@ impl Resumption {
     }
 }
 
-/// Whether unfinished content is too old: its time differs from now by more than the limit. A time in the future is
-/// from a clock that was set back since.
+/// Whether the time differs from now by more than the limit, in either direction: a clock may have been set back.
 pub(super) fn is_outdated(since: SystemTime, age_max: Duration, now: SystemTime) -> bool {
     let apart = now.duration_since(since).unwrap_or_else(|ahead| ahead.duration());
     apart > age_max

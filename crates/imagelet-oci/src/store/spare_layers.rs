@@ -1,14 +1,12 @@
-//! Whole layers that a pull has staged. Such a layer becomes part of the store, leaves it for a sink, or stays as a
-//! spare for the next pull.
+//! Whole staged layers. They move into the store or to a sink, or stay as spares for the next pull.
 //!
-//! A spare stays in `tmp/`. Its `layer.json` is written after the diff-id is verified, and `spare.json` last, with the
-//! boot id. A folder with both files is whole for that boot, even after a crash of the process. After a power cut the
-//! boot id differs, and the folder is removed like all others in `tmp/`. This module syncs nothing; the commit or the
-//! import that uses a layer does.
+//! A spare stays in `tmp/`. Its `layer.json` is written when the diff-id is verified. `spare.json`, with the boot id,
+//! is written last. A folder with both files is whole for that boot, even after a crash of the process. After a power
+//! cut the boot id differs, and a start removes the folder. This module does not sync; the commit or the import does.
 //!
-//! A cancelled sink may still be moving a tree. So the folder is renamed before a layer becomes a spare: the move then
-//! fails or is over. A sink also sets the metadata of implicit folders from a lower layer. So a layer with such folders
-//! cannot become a spare after a sink had it. (The metadata of a root without an entry is set each time.)
+//! A cancelled sink may still be moving the tree. So the folder is renamed before the layer becomes a spare: that move
+//! then fails, or has ended. A sink also changes the metadata of implicit folders. So after a sink, a layer with
+//! implicit folders cannot become a spare. The root is an exception, because its metadata is set each time.
 
 use std::{
     cmp::Reverse,
@@ -34,29 +32,29 @@ use super::{
 };
 use crate::{manifest::Descriptor, unpack::DiskUsage};
 
-/// Spares for a sink are on a runtime's disk, and the runtime does not count them. An import is retried within minutes,
-/// or not. A younger spare is kept whatever its size: the next attempt comes within a kubelet's longest back-off.
+/// Limits for the spares of sinks. They are on the runtime's disk, and the runtime does not count them. A spare younger
+/// than `SINK_AGE_MIN` is kept whatever its size, because a kubelet's retry comes within that time.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
 const SINK_AGE_MIN: Duration = Duration::from_mins(15);
 
-/// A whole layer that is not part of the store yet. If it is dropped uncommitted, it is removed, or stays as a spare.
+/// A whole layer before its commit. The drop of an uncommitted layer removes the layer or keeps it as a spare.
 pub(crate) struct StagedLayer {
     store: Arc<Store>,
     pub(super) unpacked: Spare,
-    /// `Some`: a dropped layer stays as a spare if the resumption is allowed.
+    /// `Some`: the drop keeps the layer as a spare if the resumption is allowed.
     resumption: Option<Resumption>,
     pub(super) blob: Option<StagedBlob>,
-    /// The folder was moved into the store.
+    /// The folder is in the store.
     pub(super) is_placed: AtomicBool,
     /// A sink may be moving the tree.
     is_in_sink: bool,
-    /// An import links the files into its tree.
+    /// The tree of an import has hard links to the files.
     is_linked: AtomicBool,
 }
 
 impl StagedLayer {
-    /// `tree`: what the layer's files take, if that is known.
+    /// `tree`: the disk usage of the layer's files, if known.
     pub(crate) fn new(
         store: &Arc<Store>,
         staging: Staging,
@@ -95,7 +93,6 @@ impl StagedLayer {
         &self.unpacked.record
     }
 
-    /// The tree of the layer until it is in the store.
     pub(crate) fn staged_tree(&self) -> PathBuf {
         self.unpacked.folder.join(TREE)
     }
@@ -109,9 +106,9 @@ impl StagedLayer {
         self
     }
 
-    /// If the layer is dropped uncommitted from now on, it stays as a spare from `repository`.
+    /// From now on, the drop of the uncommitted layer keeps it as a spare from `repository`.
     pub(crate) fn resumable(mut self, repository: &str, resumption: &Resumption) -> Result<Self, RuntimeError> {
-        // Without a boot id, a record does not show whether there was a power cut.
+        // Without a boot id, no later process can detect a power cut.
         let Some(boot) = self.store.boot.as_deref().filter(|_| resumption.is_allowed()) else { return Ok(self) };
         let Spare { folder, record, origin, .. } = &mut self.unpacked;
         (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
@@ -120,7 +117,7 @@ impl StagedLayer {
         Ok(self)
     }
 
-    /// The folders whose metadata may come from a lower layer, parents first.
+    /// The implicit folders, parents first. A sink takes their metadata from a lower layer.
     pub(crate) fn implicit(&mut self) -> Result<Vec<Vec<u8>>, RuntimeError> {
         let implicit = read_implicit(&self.unpacked.folder).map_err(|error| {
             self.resumption = None;
@@ -132,7 +129,7 @@ impl StagedLayer {
         Ok(implicit)
     }
 
-    /// The tree for a sink, and the blob if it is kept. The sink sets the metadata of the implicit folders.
+    /// The tree and the kept blob, for a sink. The sink sets the metadata of the implicit folders.
     pub(crate) fn tree(&mut self, implicit: &[Vec<u8>]) -> Result<(PathBuf, Option<PathBuf>), RuntimeError> {
         self.is_in_sink = true;
         let folder = &self.unpacked.folder;
@@ -144,12 +141,12 @@ impl StagedLayer {
         Ok((folder.join(TREE), self.blob.as_ref().map(|blob| blob.path().to_owned())))
     }
 
-    /// Whether the caller is the first, whose tree may link the files. A file in two trees would be freed by neither.
+    /// Whether the caller may link the files: only the first may. Files linked into two trees free no space.
     pub(crate) fn may_link(&self) -> bool {
         !self.is_linked.swap(true, Ordering::Relaxed)
     }
 
-    /// After a crash from now on, the layer is no spare: the sink has all its files.
+    /// Removes `spare.json`: the sink has all files, so the layer must not become a spare after a crash.
     pub(crate) fn forget_after_crash(&self) -> Result<(), RuntimeError> {
         let record = self.unpacked.folder.join(SPARE_RECORD);
         match fs::remove_file(&record) {
@@ -158,7 +155,7 @@ impl StagedLayer {
         }
     }
 
-    /// The sink has taken the layer.
+    /// The sink has taken the layer. The drop removes the rest.
     pub(crate) fn taken(mut self) {
         self.resumption = None;
         if let Some(blob) = self.blob.take() {
@@ -184,8 +181,7 @@ impl Drop for StagedLayer {
                 tracing::warn!(path = %old.display(), %error, "could not rename a staging folder; a sweep or the next start removes it");
             }
         }
-        // A layer with a kept blob resumes from the blob. After a failed sync, bytes may be lost, and a later view
-        // would not report the error.
+        // A layer with a kept blob resumes from the blob. After a failed sync, bytes may be lost without a report.
         let is_allowed = self.resumption.as_ref().is_some_and(Resumption::is_allowed);
         let has_tree = || !self.is_in_sink || folder.join(TREE).is_dir();
         if is_allowed && self.blob.is_none() && !view.has_failed() && has_tree() {
@@ -201,11 +197,11 @@ fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError +
     move |error| storage_error(message, error)
 }
 
-/// The spares that a pull may use.
+/// The spare that a pull can use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpareWanted<'a> {
     pub(crate) diff_id: &'a Digest,
-    /// Only a spare that this repository sent. `None`: a spare of any repository.
+    /// The repository that sent the spare. `None`: any.
     pub(crate) repository: Option<&'a str>,
     pub(crate) end: LayerEnd,
 }
@@ -232,7 +228,7 @@ impl Store {
         Some(StagedLayer::of_spare(self, spare, Some(resumption.clone())))
     }
 
-    /// Keeps a whole layer as a spare, unless the store has the layer. Replaces an earlier spare of the same layer.
+    /// Keeps a whole layer as a spare, unless the store has the layer. Replaces an earlier spare of the layer.
     pub(super) fn add_spare(&self, spare: Spare) {
         let surplus = {
             let mut index = self.index();
@@ -247,7 +243,7 @@ impl Store {
         }
     }
 
-    /// Moves spares beyond the age and size limits to the trash. Returns their bytes.
+    /// Moves the spares beyond the age and size limits to the trash. Returns their bytes.
     pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
         let freed = self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
         Ok(freed + self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
@@ -267,7 +263,7 @@ impl Store {
         Ok(freed)
     }
 
-    /// The bytes of whole layers in `tmp/`: spares, and layers that a running pull has staged.
+    /// The bytes of the whole layers in `tmp/`: spares, and the staged layers of running pulls.
     pub(crate) fn staged_bytes(&self) -> u64 {
         let Ok(folders) = fs::read_dir(self.root.join("tmp")) else { return 0 };
         let records =
@@ -275,7 +271,7 @@ impl Store {
         records.map(|record| record.disk_bytes).sum()
     }
 
-    /// At start: makes a folder in `tmp/` a spare if it is a whole layer of this boot. Returns whether it is.
+    /// At start: makes the whole layer in a folder of `tmp/` a spare, if it is of this boot. Returns whether it did.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();
@@ -306,13 +302,12 @@ impl Store {
 }
 
 impl Index {
-    /// The spares that no running pull needs.
     pub(super) fn unused_spares(&self) -> impl Iterator<Item = &Spare> {
         self.unfinished.spares.values().filter(|spare| !self.unfinished.leases.contains_key(&spare.record.diff_id))
     }
 }
 
-/// The spares to remove: expired spares, and the oldest spares above the limit that are not new.
+/// The spares to remove: expired spares, and the oldest spares above `bytes_max` that have reached `SINK_AGE_MIN`.
 fn surplus(
     mut spares: Vec<(Digest, u64, SystemTime)>,
     age_max: Duration,

@@ -1,4 +1,4 @@
-//! Staging folders: below `tmp/`, removed on drop, or partial layers in `ingest/`; and the large documents of pulls.
+//! Staging folders below `tmp/` and of partial layers in `ingest/`, and the large documents of pulls.
 
 use std::{
     fs::{self, File},
@@ -13,15 +13,15 @@ use imagelet_core::{error::RuntimeError, failpoint};
 
 use super::{Store, could_not, files::durable::remove_tree, resumption::Resumption};
 
-/// A larger document is in a file until it is needed: a pull may last for hours.
+/// A larger document is in a file, because a pull may last for hours.
 const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
 
-/// What the folder of a partial layer has beside the layer. Without its journal it is no partial layer.
+/// The other files in the folder of a partial layer. A folder without a journal is not a partial layer.
 pub(super) const JOURNAL: &str = "journal";
 pub(super) const CONDITIONS: &str = "resume.json";
 pub(super) const PREVIOUS: &str = "previous";
 
-/// Marks a partial layer as being written, until its drop.
+/// Marks a partial layer as being written, until the drop.
 #[derive(Debug)]
 pub(super) struct PartialLayerGuard {
     pub(super) store: Arc<Store>,
@@ -30,12 +30,11 @@ pub(super) struct PartialLayerGuard {
 }
 
 impl PartialLayerGuard {
-    /// Whether the folder stays after a drop.
     fn stays(&self, folder: &Path) -> bool {
         self.resumption.is_allowed() && fs::metadata(folder.join(JOURNAL)).is_ok_and(|journal| journal.len() > 0)
     }
 
-    /// Moves the complete layer out of the folder of unfinished content.
+    /// Moves the complete layer from `ingest/` to `tmp/`.
     fn finish(&self, folder: &Path) -> io::Result<PathBuf> {
         for part in [JOURNAL, CONDITIONS, PREVIOUS] {
             remove_tree(&folder.join(part))?;
@@ -53,7 +52,7 @@ impl Drop for PartialLayerGuard {
     }
 }
 
-/// A folder under `tmp/` that is removed on drop, or a partial layer that stays for the next pull.
+/// A folder below `tmp/` that the drop removes, or the folder of a partial layer, which may stay for the next pull.
 #[derive(Debug)]
 pub(crate) struct Staging {
     path: PathBuf,
@@ -69,7 +68,7 @@ impl Staging {
         &self.path
     }
 
-    /// The layer is whole: its folder is below `tmp/`, and no partial layer any more.
+    /// Moves the folder of a complete layer below `tmp/`. The layer is not a partial layer afterwards.
     pub(super) fn into_complete(mut self) -> io::Result<Self> {
         if let Some(partial) = &self.partial {
             self.path = partial.finish(&self.path)?;
@@ -103,7 +102,7 @@ impl Store {
     }
 }
 
-/// The bytes of a document: in memory, or in a file that is removed with the last clone.
+/// The bytes of a document: in memory, or in a file that the drop of the last clone removes.
 #[derive(Clone, Debug)]
 pub enum DocumentBytes {
     Memory(Bytes),
@@ -129,7 +128,7 @@ impl StagedDocument {
         Ok(Self { path: staging.path().join("document"), size: 0, _staging: staging })
     }
 
-    /// Opens the file only for each write, so that a slow reception uses no descriptor.
+    /// Opens the file for each write, so that a slow reception keeps no descriptor.
     fn append(&mut self, bytes: &[u8]) -> Result<(), RuntimeError> {
         let file = fs::OpenOptions::new().append(true).create(true).mode(0o600).open(&self.path);
         file.and_then(|mut file| file.write_all(bytes)).map_err(could_not("write", &self.path))?;
@@ -139,7 +138,7 @@ impl StagedDocument {
 }
 
 impl DocumentBytes {
-    /// Blocks. A store that is open only for reading has no staging folder: its documents stay in memory.
+    /// Blocks. A store that is open only for reading keeps all documents in memory.
     pub(crate) fn of(bytes: Bytes, store: &Store) -> Result<Self, RuntimeError> {
         if bytes.len() <= DOCUMENT_IN_MEMORY_MAX || store.is_read_only() {
             return Ok(Self::Memory(bytes));
@@ -180,7 +179,6 @@ impl DocumentBytes {
     }
 }
 
-/// A document that is being received from a registry.
 #[derive(Debug)]
 pub(crate) struct DocumentWriter {
     /// `None`: the document stays in memory.
@@ -228,7 +226,7 @@ impl DocumentWriter {
 
 pub(super) fn discard(path: &Path) {
     let Err(error) = remove_tree(path) else { return };
-    // Each sweep retries to remove the content of the trash.
+    // Each sweep retries to empty the trash.
     let trash = path.parent().and_then(Path::parent).zip(path.file_name());
     let moved = trash.is_some_and(|(root, name)| fs::rename(path, root.join("trash").join(name)).is_ok());
     tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");

@@ -1,4 +1,4 @@
-//! Sweeps remove the content that no name reaches. They follow only the names; collection decides by policy.
+//! Sweeps remove the content that no name reaches. A sweep follows only the names; the collection applies the policy.
 
 use std::{
     collections::HashSet,
@@ -18,13 +18,11 @@ use super::{
 use crate::overlay::OverlayFolder;
 
 impl Store {
-    /// Removes the content that no name and no running pull needs.
-    ///
-    /// The content is renamed into `trash/` under the index lock, which is quick, and unlinked after it. A failed
-    /// removal does not stop the others. The first error is returned, and the next sweep retries.
+    /// Moves the content that no name and no running pull needs to `trash/` under the index lock, and unlinks it
+    /// without the lock. A failed removal does not stop the others. Returns the first error; the next sweep retries.
     pub(crate) fn sweep(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // The image that had a tag before a pull may be removed only after the pull is durable.
+        // An image that has lost its tag to a pull may be removed only after that pull is durable.
         self.sync_background()?;
         let discarded = self.discard_unneeded();
         self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
@@ -33,7 +31,7 @@ impl Store {
         discarded.and(emptied)
     }
 
-    /// At start, when no pull runs: moves the leftovers of an interrupted pull or removal into the trash.
+    /// At start, before any pull: moves the leftovers of interrupted pulls and removals to the trash.
     pub(super) fn discard_leftovers(&self) -> Result<(), RuntimeError> {
         for folder in self.unknown_folders("tmp", |_| false)? {
             if !self.find_spare(&folder) {
@@ -44,7 +42,7 @@ impl Store {
         self.remove_partials(|partial| partial.is_leftover(self.resume_for, self))?;
         failpoint!("open.tmp");
         self.discard_unneeded()?;
-        // A live mount has a note. A folder without a note was being made or removed, or has lost its note.
+        // A mount has a note. A folder without a note is from an interrupted mount or unmount, or has lost its note.
         let mounts = self.root.join("mounts");
         let noted = |name: &str| {
             let note = Path::new(name).extension().is_some_and(|end| end == "json");
@@ -64,8 +62,7 @@ impl Store {
         Ok(())
     }
 
-    /// Moves layers, blobs and image folders that no name and no running pull needs into the trash. Returns the first
-    /// error.
+    /// Moves unneeded layers, blobs and image folders to the trash. Returns the first error.
     fn discard_unneeded(&self) -> Result<(), RuntimeError> {
         let mut index = self.index();
         for layer in index.unneeded_layers() {
@@ -90,7 +87,7 @@ impl Store {
         moved.into_iter().collect()
     }
 
-    /// Empties the trash. A failure is only logged.
+    /// Empties the trash, and logs a failure.
     pub(crate) fn try_empty_trash(&self) {
         if let Err(error) = self.empty_trash() {
             tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
@@ -112,8 +109,8 @@ impl Store {
         self.partial_bytes() + self.staged_bytes()
     }
 
-    /// Removes unfinished content that no running pull uses, the oldest first, until `wanted` bytes are freed. The blobs
-    /// with the keys `kept` stay, and what is younger than `spared`. Returns the freed bytes.
+    /// Removes unused unfinished content, the oldest first, until `wanted` bytes are freed. Keeps the blobs with the
+    /// keys `kept`, and content younger than `spared`. Returns the freed bytes.
     pub(crate) fn free_unfinished(
         &self,
         wanted: u64,
@@ -137,7 +134,7 @@ impl Store {
             if freed >= wanted {
                 break;
             }
-            // A full disk may have no room for another name in the trash.
+            // On a full disk, a rename into the trash may fail.
             let is_file = spare.is_none();
             let unlinked =
                 |error| if is_file { remove_tree(&path).map_err(could_not("remove", &path)) } else { Err(error) };
@@ -160,7 +157,7 @@ impl Store {
         Ok(entries
             .map_err(could_not("read", &path))?
             .into_iter()
-            // Names unknown to this version stay untouched.
+            // Names unknown to this version are not changed.
             .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
             .map(|entry| entry.path())
             .collect())
@@ -178,7 +175,7 @@ impl Store {
     }
 }
 
-/// Whether no overlay uses a folder of `mounts/` without a note. A folder without an upper layer never had an overlay.
+/// Whether no overlay uses a folder without a note. A folder without an upper layer was never an overlay.
 fn is_abandoned(folder: &Path) -> bool {
     let folder = OverlayFolder(folder.to_owned());
     let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
@@ -192,7 +189,7 @@ fn is_ours(folder: &str, name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match folder {
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
-        // KEY, its note KEY.json, and the next version of the note. A key is an image's digits and 16 more.
+        // KEY, its note KEY.json, and the next version of the note. A key has an image's hex digits and 16 more.
         "mounts" => {
             let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
             key.len() >= 64 && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

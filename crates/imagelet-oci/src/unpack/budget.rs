@@ -1,10 +1,9 @@
 //! The memory and the open directories that all layers share while they are unpacked.
 //!
-//! Each layer has its own memory, enough for most layers. The rest is shared memory; one tenant gets at most half of
+//! Each layer has its own memory, which is enough for most layers. The rest is shared; one tenant gets at most half of
 //! it. A layer with shared memory never waits for more, so there is no deadlock: it fails, releases its memory, waits
-//! in order of arrival until its tenant's half is free, and starts again with that half. A layer that needs more than a
-//! half is rejected. If other layers wait and its registry is slow, a layer gives its memory up
-//! ([`imagelet_core::hold`]).
+//! in order of arrival until its tenant's half is free, and starts again with that half. A layer that needs more is
+//! rejected. While other layers wait, a layer with a slow registry gives up its memory ([`imagelet_core::hold`]).
 
 use std::{
     collections::VecDeque,
@@ -29,23 +28,20 @@ use tokio::{
 use crate::{scarce::DescriptorShare, tenant::Tenant};
 
 const LAYERS_MAX: usize = 64;
-/// Each layer's own memory in addition to its notes: two blocks between inflater and unpacker, and the manifest's
-/// buffer.
+/// Each layer's own memory without its notes: two blocks between inflater and unpacker, and the manifest's buffer.
 const OWN_BLOCKS: u64 = 368 << 10;
-/// Each layer's own memory for notes: by default enough for some thousand folders, less with a small budget.
+/// Each layer's own memory for notes. The default is enough for some thousand folders; a small budget gives less.
 const OWN_NOTES_MIN: u64 = 16 << 10;
 const OWN_NOTES_MAX: u64 = 1 << 20;
-/// The least half of a tenant: the largest header with its parsed form, and the window that every zstd decoder must
-/// support.
+/// The minimum half of a tenant: the largest header with its parsed form, and a zstd window of 8 MiB (RFC 8878).
 const TENANT_MIN: u64 = 16 << 20;
-/// The least budget: each layer's own memory, and the least half of one tenant.
+/// The minimum budget: each layer's own memory, and the minimum half of one tenant.
 pub const UNPACK_MEMORY_MIN: u64 = 48 << 20;
-/// The default budget. The half of a tenant is enough for a window of 32 MiB.
+/// The default budget. Half of its shared memory is enough for a zstd window of 32 MiB.
 pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
-/// Shared memory is claimed in steps, to keep counting cheap.
+/// Shared memory is claimed in steps of this size, so that claims are rare.
 const STEP: u64 = 64 << 10;
-/// Directories that all layers together keep open as a cache. With the other files of 64 layers, a process stays below
-/// 1024 descriptors.
+/// Directories that all layers together keep open. A process with 64 layers then stays below 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
 /// The longest delay until a layer that waits for memory notices its cancellation.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
@@ -53,13 +49,13 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     pool: Mutex<Pool>,
-    /// The most that one tenant gets.
+    /// The maximum of one tenant.
     half: u64,
     own_notes: u64,
     directories: Arc<Semaphore>,
 }
 
-/// Shared memory, the layers that have it, and the layers that wait for it in order of arrival.
+/// Shared memory, the layers that have some, and the layers that wait for some, in order of arrival.
 #[derive(Debug)]
 struct Pool {
     free: u64,
@@ -122,7 +118,7 @@ impl Pool {
             let fits_tenant = self.fits_tenant(&waiter.owner, waiter.bytes);
             if !is_blocked && fits_tenant && waiter.bytes <= self.free {
                 self.give(&waiter.owner, waiter.bytes);
-                // Fails if the layer has ended; the end of a layer returns its memory.
+                // Fails if the layer has ended. The end of a layer returns its memory.
                 let _ = waiter.granted.send(());
             } else {
                 is_blocked |= fits_tenant;
@@ -138,7 +134,7 @@ impl Pool {
         self.waiting.iter().find(lacks)
     }
 
-    /// Whether this layer is the slowest of those that have had memory for at least [`GRACE`].
+    /// Whether this layer is the slowest of the layers that have had memory for at least [`GRACE`].
     fn is_slowest(&self, owner: &Arc<MemoryOwner>, now: Instant) -> bool {
         let due = self.holders.iter().filter(|(holder, _)| holder.meter.held_for(now) >= GRACE);
         due.min_by_key(|(holder, _)| (holder.meter.rate(now), Arc::as_ptr(holder)))
@@ -223,7 +219,7 @@ pub(crate) enum MemoryError {
     Cancelled,
 }
 
-/// The memory of one layer. Its drop returns the memory and removes the layer from the queue.
+/// The memory of one layer. The drop returns the memory and removes the layer from the queue.
 #[derive(Debug)]
 pub(crate) struct LayerMemory {
     pub(crate) budget: Arc<UnpackBudget>,
@@ -252,8 +248,8 @@ impl LayerMemory {
         locked(&self.account).held > 0
     }
 
-    /// Whether the layer gives up memory that another layer waits for: its registry is slow, or it is the slowest layer
-    /// and the other layer has waited for long.
+    /// Whether the layer gives up memory that another layer waits for. It does if its registry is slow, or if it is the
+    /// slowest layer and the other layer has waited long.
     pub(crate) fn gives_way(&self, policy: HoldPolicy, network: &HoldMeter, now: Instant) -> bool {
         if !self.holds_shared() {
             return false;
@@ -274,7 +270,6 @@ impl LayerMemory {
         locked(&self.account).was_refused
     }
 
-    /// Whether the layer waits for shared memory now.
     pub(crate) fn is_awaited(&self) -> bool {
         locked(&self.account).is_awaited
     }
@@ -298,8 +293,7 @@ impl LayerMemory {
         Ok(())
     }
 
-    /// Waits for the shared memory that `bytes` more need. Does nothing for a layer that has shared memory, against
-    /// deadlock.
+    /// Waits for the shared memory that `bytes` more need. Against deadlock, a layer with shared memory does not wait.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let missing = (locked(&self.account).used + bytes).saturating_sub(self.budget.own_notes);
         let Some(runtime) = self.runtime.as_ref().filter(|_| missing > 0 && !self.holds_shared()) else {
@@ -326,7 +320,7 @@ impl LayerMemory {
     }
 }
 
-/// Memory used for one purpose; its drop releases the memory.
+/// Memory for one purpose. The drop releases it.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation {
     memory: Arc<LayerMemory>,

@@ -1,15 +1,14 @@
-//! Blocks and inodes of files, counted while they are written.
+//! Blocks and inodes of files, counted while the files are written.
 
 use rustix::fs::{FileType, Stat};
 use serde::{Deserialize, Serialize};
 
 /// The unit of `st_blocks`, for every block size of the file system.
 pub(crate) const BLOCK: u64 = 512;
-/// An extent of ext4 with its smallest blocks. The inode has four; a block for more of them is allocated when the file's
-/// data is written to the disk.
+/// The largest extent of ext4 with its smallest blocks. An inode has four extents. For more, ext4 allocates a block
+/// when it writes the file's data back.
 const EXTENT_MAX: u64 = 32 << 20;
 
-/// Blocks and inodes that `statvfs` reports free after a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct DiskUsage {
     pub(crate) bytes: u64,
@@ -24,14 +23,14 @@ impl DiskUsage {
         self.inodes += 1;
     }
 
-    /// Adds a path that has just been finished. `None`: only a walk through the finished tree can tell, because the path
-    /// has further names, or blocks that are allocated when its data is written to the disk.
+    /// Adds a finished path. `None`: only a walk through the finished tree knows the usage, because the path has more
+    /// names, or because its write-back allocates blocks.
     pub(crate) fn with_finished(mut self, stat: &Stat) -> Option<Self> {
         self.add(stat);
         let (size, blocks) = (stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned());
         let is_final = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Directory => true,
-            // Of a file with holes the extents may be as many as its blocks.
+            // A file with holes may have as many extents as blocks.
             FileType::RegularFile => stat.st_nlink == 1 && size <= EXTENT_MAX && blocks.saturating_mul(BLOCK) >= size,
             _ => stat.st_nlink == 1,
         };

@@ -9,12 +9,12 @@ use super::budget::MemoryError;
 
 const NAME_SHOWN_MAX: usize = 256;
 
-/// The error of unpacking a layer. The caller removes the partial directory.
+/// An error of unpacking a layer. The caller removes the partial directory.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub(crate) struct UnpackError {
     pub(crate) kind: UnpackErrorKind,
-    /// Names of entries in it come from the archive; they are escaped and shortened.
+    /// Names of entries in the message come from the archive; they are escaped and shortened.
     message: String,
     #[source]
     pub(crate) source: Option<io::Error>,
@@ -27,21 +27,20 @@ pub(crate) enum UnpackErrorKind {
     /// A well-formed entry that would leave the layer, or that has no meaning in a layer.
     Refused,
     Limit,
-    /// The layer would leave less free space than the floor.
+    /// The free space would fall below the floor.
     Full,
     Io,
     /// The tar stream failed. The cause is the reader, not the file system.
     Read,
-    /// Other layers use the memory; the layer can be retried.
+    /// Other layers use the memory. The layer can be retried.
     Busy,
     Cancelled,
 }
 
-/// An [`UnpackError`] without the entry's name.
 #[derive(Debug)]
 pub(crate) struct Fault {
     pub(crate) kind: UnpackErrorKind,
-    /// The reason. For [`UnpackErrorKind::Io`], the attempted action, which completes "could not … tar entry".
+    /// The reason. For [`UnpackErrorKind::Io`], the failed action, which completes "could not … tar entry".
     reason: String,
     source: Option<io::Error>,
 }
@@ -83,7 +82,6 @@ impl Fault {
         Fault { source: Some(error), ..Fault::new(UnpackErrorKind::Read, "") }
     }
 
-    /// For `map_err` after a system call: `action` completes "could not … tar entry".
     pub(crate) fn io<E: Into<io::Error>>(action: &'static str) -> impl Fn(E) -> Fault {
         move |error| Fault { source: Some(error.into()), ..Fault::new(UnpackErrorKind::Io, action) }
     }

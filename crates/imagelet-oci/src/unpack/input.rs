@@ -1,4 +1,4 @@
-//! The input of the unpacker: the bytes of an archive, and what an earlier attempt has left of its files.
+//! The input of the unpacker: the bytes of an archive, and the files that an earlier attempt has left.
 
 use std::{
     io::{self, BufRead, Read},
@@ -7,19 +7,18 @@ use std::{
 
 use rustix::fd::OwnedFd;
 
-/// The bytes of an archive, as the unpacker uses them.
 pub(crate) trait LayerInput: BufRead {
-    /// Consumes bytes that the file `path` of the layer now has at its end.
+    /// Consumes bytes that are now the last bytes of the layer's file `path`.
     fn consume_content(&mut self, bytes: usize, path: &[u8]);
 
-    /// A file whose first bytes are the next bytes of the input. Asked before the first byte of a file's content.
+    /// A file whose first bytes are the next bytes of the input. Called before the first byte of a file's content.
     fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>>;
 
-    /// An earlier entry's file is replaced, so the journal no longer matches the files.
+    /// Ends the journal: an entry has replaced the file of an earlier entry, so the journal does not match the files.
     fn invalidate_journal(&mut self);
 }
 
-/// A file of an earlier attempt, and how many of its first bytes are known.
+/// A file of an earlier attempt. Its first `length` bytes are known.
 #[derive(Clone, Debug)]
 pub(crate) struct ReusableFile {
     /// The folder of the earlier attempt's files.

@@ -1,4 +1,4 @@
-//! Limits of one layer, counted while it is written.
+//! The limits of one layer, counted while the layer is written.
 
 use imagelet_core::image::ByteSize;
 use std::sync::{
@@ -13,11 +13,11 @@ use super::error::{Fault, UnpackErrorKind};
 const BYTES_BETWEEN_CHECKS: u64 = 8 << 20;
 const ENTRIES_BETWEEN_CHECKS: u64 = 1_000;
 
-/// Each bound is inclusive.
+/// Each limit is inclusive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnpackLimits {
     pub(crate) entries_max: u64,
-    /// Sum of all file sizes, holes included.
+    /// The sum of all file sizes, with holes.
     pub(crate) bytes_max: u64,
     pub(crate) header_max: usize,
     /// Also the limit of a link's target.
@@ -62,7 +62,7 @@ impl<'a> Gauge<'a> {
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unchecked_bytes: 0, unchecked_entries }
     }
 
-    /// Counts headers up to `seen`, the reader's count.
+    /// Counts headers. `seen`: the number of headers that the reader has read.
     pub(crate) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
         self.check_cancelled()?;
         let more = seen.saturating_sub(self.entries);
@@ -74,7 +74,7 @@ impl<'a> Gauge<'a> {
         if self.unchecked_entries >= ENTRIES_BETWEEN_CHECKS { self.check_space(0) } else { Ok(()) }
     }
 
-    /// Counts a file before it is written: `apparent` is its size, `stored` the bytes that take space.
+    /// Counts a file before it is written. `apparent`: its size; `stored`: its bytes that take space.
     pub(crate) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
         self.bytes = self.bytes.saturating_add(apparent.max(stored));
         if self.bytes > self.limits.bytes_max {
@@ -97,7 +97,6 @@ impl<'a> Gauge<'a> {
         if self.cancelled.load(Ordering::Relaxed) { Err(Fault::cancelled()) } else { Ok(()) }
     }
 
-    /// Checks that the floors stay free after `wanted` more bytes.
     fn check_space(&mut self, wanted: u64) -> Result<(), Fault> {
         self.unchecked_bytes = 0;
         self.unchecked_entries = 0;
@@ -106,7 +105,7 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// A text about the missing space. `None`: the floors stay free after `wanted` more bytes.
+/// The message about missing space. `None`: the floors stay free after `wanted` more bytes.
 fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;
@@ -114,7 +113,7 @@ fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<S
         let wants = if wanted == 0 { String::new() } else { format!("{} wanted, ", ByteSize(wanted)) };
         return Some(format!("{wants}{} free, of which {} must stay free", ByteSize(free), ByteSize(floor)));
     }
-    // File systems without inode tables, such as btrfs, report zero inodes.
+    // A file system without an inode table, such as btrfs, reports zero inodes.
     let floor = limits.free_inodes_floor;
     let are_short = disk.f_files > 0 && disk.f_favail < floor;
     are_short.then(|| format!("{} inodes are free, {floor} must stay free", disk.f_favail))

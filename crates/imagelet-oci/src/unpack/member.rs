@@ -1,15 +1,14 @@
 //! The rules for the members of an artifact's archive.
 //!
-//! The members are files, folders, and links that stay in the artifact. Other readers of archives differ on names that
-//! are absolute, climb or appear twice, so these are refused. Root owns the members, all users can read them, and
-//! their time is 1970.
+//! Members are files, folders, and links that stay inside the artifact. Absolute names, names with `..` and repeated
+//! names are rejected, because archive readers differ on them. Members get owner root, modes that let all users read,
+//! and the time 1970.
 
 use super::{
     archive::{TarEntry, TarKind, TarMetadata},
     error::{Fault, shown},
 };
 
-/// Mode of an artifact's file.
 pub(super) const FILE_MODE: u32 = 0o644;
 const EXECUTABLE_MODE: u32 = 0o755;
 
@@ -43,7 +42,7 @@ fn check_name(what: &str, name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks the place of a member, which is its path after all links on it.
+/// Checks the place of a member: its path after all links are resolved.
 pub(super) fn check_place(path: &[u8], entry: &TarEntry, folder: &str) -> Result<(), Fault> {
     let is_inside = match path.strip_prefix(folder.as_bytes()) {
         Some(rest) => {
@@ -60,7 +59,7 @@ pub(super) fn check_place(path: &[u8], entry: &TarEntry, folder: &str) -> Result
     Ok(())
 }
 
-/// A target climbs only at its start: after a name it could climb from wherever a link of that name leads.
+/// `..` is permitted only at the start of a target: a component before it may be a link to any place.
 fn check_target(path: &[u8], target: &[u8]) -> Result<(), Fault> {
     let leaves = || Err(Fault::refused(format!("it is a link to `{}`, which leaves the artifact", shown(target))));
     let mut depth = path.split(|&byte| byte == b'/').count() - 1;

@@ -1,14 +1,13 @@
 //! Unpacks a layer's tar stream into a separate directory, in the form that overlayfs mounts.
 //!
-//! The unpacker reads and changes nothing outside the directory, whatever the archive says. A leading slash means the
-//! directory. Names that lead out of it are rejected. Links are resolved in user space as in a container. All calls use
-//! directory descriptors (see `tree`). A layer's size is bounded (see `limits`). The last entry of a name wins.
+//! The unpacker reads and changes nothing outside the directory, for any archive. A leading slash means the directory.
+//! Names that lead out of it are rejected. Links are resolved in user space as in a container. All calls use directory
+//! descriptors (see `tree`). `limits` bounds a layer's size. Of entries with one name, the last entry wins.
 //!
-//! Whiteouts are written in overlayfs' form, so a layer is unpacked without the layers below it. Directories without an
-//! entry get mode 0755 and are reported, because a lower layer may have their metadata. Nothing is synced: the
-//! directory is garbage until the caller commits it.
+//! Whiteouts have overlayfs' form, so a layer is unpacked without the layers below it. A directory without an entry
+//! gets mode 0755 and is reported, because a lower layer may have its metadata. Nothing is synced.
 //!
-//! An artifact's blob is one file, or an archive with rules of its own (see `member`).
+//! An artifact's blob is one file, or an archive with the rules in `member`.
 
 mod archive;
 mod budget;
@@ -50,7 +49,7 @@ pub(crate) use self::{
     },
 };
 
-/// Maximum names of an artifact, folders included.
+/// Maximum names of an artifact, with its folders.
 pub(crate) const ARTIFACT_NAMES_MAX: u64 = 1_000_000;
 
 const DIRECTORY_COST: u64 = 4096;
@@ -63,25 +62,24 @@ pub(crate) struct UnpackOptions {
     /// The process's umask, from [`process_umask`] before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// The folder of an artifact's archive, empty for the artifact's root; `None`: the input is an image's layer.
+    /// The folder of an artifact's archive, empty for the artifact's root. `None`: the input is a layer of an image.
     pub(crate) folder: Option<String>,
-    /// If set to true, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
+    /// When set, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ownership {
-    /// The files get the owners of the archive, which needs root. A whiteout is a character device 0:0, and an opaque
+    /// The files get the owners in the archive, which needs root. A whiteout is a character device 0:0. An opaque
     /// directory has the attribute `trusted.overlay.opaque`.
     Apply,
-    /// The process owns the files; the archive's owners are reported. Directories stay accessible (`u+rwx`).
-    ///
-    /// For mounts with `userxattr`. Whiteouts are character devices 0:0 if the kernel permits that. Otherwise they are
-    /// empty files with `user.overlay.whiteout`, in a directory whose `user.overlay.opaque` is `x`.
+    /// The process owns the files; the owners in the archive are reported. Directories stay accessible (`u+rwx`). For
+    /// mounts with `userxattr`. A whiteout is a character device 0:0 if the kernel permits that. Otherwise it is an
+    /// empty file with `user.overlay.whiteout`, in a directory whose `user.overlay.opaque` is `x`.
     Record,
 }
 
-/// The meaning of entries on which readers of archives differ.
+/// The meaning of entries on which archive readers differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EntryRules {
     /// As in the OCI image specification, or as in GNU tar if the specification is silent.
@@ -102,24 +100,24 @@ pub(crate) enum EntryRules {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct UnpackReport {
     pub(crate) entries: u64,
-    /// Sizes of the final files with holes; hard links are counted once.
+    /// The sizes of the final files, with holes; hard links count once.
     pub(crate) bytes: u64,
-    /// Estimated disk usage: data in units of 4 KiB, and directories.
+    /// The estimated disk usage of data, in units of 4 KiB, and of directories.
     pub(crate) disk_bytes: u64,
-    /// Disk usage of the root and everything below it. `None`: it has to be measured.
+    /// The disk usage of the root and everything below it. `None`: the caller must measure it.
     pub(crate) allocated: Option<DiskUsage>,
-    /// Metadata, by path, that the archive has but the disk does not.
+    /// The metadata, by path, that the archive has but the disk does not.
     pub(crate) ownership: Vec<OwnershipRecord>,
-    /// Directories without an entry, as raw bytes below the root: a lower layer may have their metadata.
+    /// The directories without an entry, as raw bytes below the root. A lower layer may have their metadata.
     pub(crate) implicit_directories: Vec<Vec<u8>>,
-    /// The layer hides all layers below it. The root also gets the opaque mark, which overlayfs does not read there.
+    /// The layer hides all layers below it. The root has the opaque mark, too, but overlayfs does not read it there.
     pub(crate) root_opaque: bool,
 }
 
 /// Unpacks one uncompressed tar stream into an empty directory, and records each finished path in `manifest`.
 ///
-/// Reads `input` up to the end blocks; bytes after them are never extracted. File data is written straight from the
-/// input's buffer, so the buffer's size (128 KiB or more) is the size of a write.
+/// Reads `input` up to the end blocks, and never extracts the bytes after them. Each write to a file has the size of
+/// the input's buffer, which should be at least 128 KiB.
 pub(crate) fn unpack_layer<'a>(
     input: &mut dyn LayerInput,
     root: BorrowedFd<'a>,
@@ -136,12 +134,12 @@ pub(crate) fn unpack_layer<'a>(
     writer.finish()
 }
 
-/// A whole and verified file of an artifact. Root owns it, and all users can read it.
+/// A whole and verified file of an artifact. Its owner is root, and all users can read it.
 #[derive(Debug)]
 pub(crate) struct WholeFile<'a> {
     /// The path below the layer's root.
     pub(crate) path: &'a str,
-    /// Where the file is, on the same file system.
+    /// The current path, on the same file system.
     pub(crate) from: &'a Path,
     pub(crate) size: u64,
     pub(crate) content: Sum,
@@ -184,7 +182,6 @@ pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> R
     reader.next().map_err(|fault| fault.at(&reader.place))
 }
 
-/// The disk usage of `size` bytes of data.
 pub(crate) fn disk_size(size: u64) -> u64 {
     const UNIT: u64 = 4096;
     size.div_ceil(UNIT).saturating_mul(UNIT)

@@ -4,9 +4,8 @@ use super::{UnpackLimits, error::Fault};
 
 const COMPONENT_MAX: usize = 255;
 
-/// Cleans a name: no `.`, no `..`, no leading, doubled or trailing slash. Empty means the layer's root.
-///
-/// Some builders write absolute names (kaniko writes `/` itself). Every unpacker reads them as relative to the layer.
+/// Removes `.`, `..`, and leading, doubled and trailing slashes from a name. An empty result is the layer's root. Some
+/// builders write absolute names (kaniko writes `/` itself). All unpackers treat them as relative to the layer.
 pub(crate) fn clean(name: &[u8], what: &'static str, limits: &UnpackLimits) -> Result<Vec<u8>, Fault> {
     if name.is_empty() {
         return Err(Fault::refused(format!("its {what} is empty")));

@@ -24,7 +24,6 @@ use crate::{
     registry::{BlobSource, ImageDocument},
 };
 
-/// Size of a read from the store.
 const PIECE: usize = 256 << 10;
 const CONFIG: &str = "config.json";
 
@@ -149,7 +148,7 @@ async fn on_writer<T: Send + 'static>(
     blocking(move || work(&mut writer.lock().expect("no thread panics while it writes"))).await
 }
 
-/// The file of an artifact in the store that is a whole blob: its layer's key, and its path in the layer.
+/// A file of an artifact that is a whole blob: its layer's key, and its path in the layer.
 type BlobFile = (Digest, String);
 
 impl Source {
@@ -176,7 +175,7 @@ impl Source {
     }
 }
 
-/// The name that was requested, else all tags, else all names by digest.
+/// The requested name, or all tags, or all names by digest.
 fn exported_names(requested: &str, names: &[String]) -> Vec<String> {
     let spelled = requested.parse::<Reference>().map(|reference| reference.canonical().to_string());
     if let Ok(name) = spelled

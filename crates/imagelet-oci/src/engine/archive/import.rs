@@ -149,9 +149,8 @@ impl Engine {
     }
 }
 
-/// The documents from a root to the image for the platform. `None`: this machine's platform.
-///
-/// As in the runtimes, a single root is accepted with any platform in the archive, unless the caller names a platform.
+/// The documents from a root to the image for the platform. `None`: this machine's platform. As in the runtimes, a
+/// single root is accepted with any platform, unless the caller names a platform.
 pub(crate) fn choose(
     blobs: &ArchiveBlobs,
     mut roots: Vec<Descriptor>,

@@ -1,11 +1,11 @@
 //! The import of an artifact: all its files are one layer of an image that is made here.
 //!
-//! The layer's diff-id is the digest of the sorted list of blobs, paths and proofs of content. So two nodes make the
-//! same image, each byte is read once, and only a pull that had the content knows the diff-id: a manifest that names
-//! blobs gives no access to a present layer. A later pull of the same artifact finds the layer by the image record of
-//! the artifact's manifest, which a pull from the same repository wrote.
+//! The layer's diff-id is the digest of a sorted list: the blobs, paths and proofs of content. So two nodes make the
+//! same image, and each byte is read once. Only a pull with the content knows the diff-id, so a manifest that only
+//! names the blobs gives no access to a present layer. A later pull finds the layer by the image record of the
+//! artifact's manifest, which a pull from the same repository has written.
 //!
-//! The files are staged each on its own, as in the embedded store, and hard-linked into one tree. So all of them are
+//! Each file is staged as its own layer, as in the embedded store, and hard-linked into one tree. So the files are
 //! spares until the sink has the tree.
 
 use std::{
@@ -61,9 +61,8 @@ struct ArtifactImage {
     target: PullTarget,
     artifact: Artifact,
     names: Vec<String>,
-    /// The annotations, and what tells the image from others.
+    /// The annotations, and the labels that identify the artifact.
     labels: BTreeMap<String, String>,
-    /// The sum of the blobs.
     size: u64,
 }
 
@@ -71,7 +70,7 @@ impl ArtifactImage {
     async fn of(resolved: &Resolved, target: &PullTarget) -> Result<Self, RuntimeError> {
         let Resolved { manifest, chosen, root, .. } = resolved;
         let mut labels = resolved.session.parse(&chosen.bytes, |bytes| annotations(bytes)).await?;
-        // By key: a blob twice under one name is one file.
+        // Entries with the same blob and name are one file.
         let files: BTreeMap<Digest, u64> =
             manifest.artifact_files()?.into_iter().map(|file| (file.key, file.blob.size)).collect();
         let artifact = Artifact {
@@ -82,7 +81,7 @@ impl ArtifactImage {
         labels.extend(artifact.labels());
         let (by_tag, by_root) = target.reference.names_of(&root.digest);
         let by_digest = BTreeSet::from([by_root, target.reference.names_of(&chosen.digest).1]);
-        // After a crash between two records, the digest leads to the layer.
+        // In this order, because after a crash between two records the digest leads to the layer.
         let names = by_digest.into_iter().chain(by_tag).collect();
         let size = files.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
         Ok(Self { target: target.clone(), artifact, names, labels, size })
@@ -93,7 +92,7 @@ impl ArtifactImage {
         self.target.reference.names_of(&self.artifact.manifest).1
     }
 
-    /// The image with this layer. Its documents depend on the layer, the artifact and the platform alone.
+    /// The image with this layer. Its documents depend only on the layer, the artifact and the platform.
     fn with_layer(&self, diff_id: Digest) -> ImportedImage {
         let PullTarget { reference, platform, .. } = &self.target;
         let config = document(
@@ -125,13 +124,13 @@ impl ArtifactImage {
 }
 
 impl ArtifactFiles {
-    /// The files are links to those of the sink. As spares they would keep the space of a removed artifact.
+    /// The sink has links to the files. As spares, the files would keep the space of a removed artifact.
     pub(super) async fn forget_after_crash(&self) -> Result<(), RuntimeError> {
         let files = self.files.clone();
         blocking(move || files.iter().try_for_each(|file| file.layer.forget_after_crash())).await
     }
 
-    /// The identity of the tree. A key is that of a blob and its path.
+    /// The identity of the tree. A file's key is the digest of its blob and path.
     fn tree_id(&self) -> Result<Digest, RuntimeError> {
         let mut list = vec!["artifact tree 1".to_owned()];
         for file in &self.files {
@@ -169,7 +168,7 @@ impl EngineImporter {
         let named = self.sink.named_artifact(&artifact.proof()).await;
         if let Some((manifest, layer)) = named.map_err(|error| ImportStage::Handover.failed(error))? {
             let image = artifact.with_layer(layer);
-            // Otherwise the runtime has pulled the artifact itself.
+            // If the digests differ, the runtime has pulled the artifact itself.
             if image.root.digest == manifest {
                 let described = Described::new(Arc::clone(&resolved), image, Arc::clone(&tenant), None);
                 match self.attempt(&described, progress).await {
@@ -179,7 +178,7 @@ impl EngineImporter {
                 }
             }
         }
-        // No room is made of the spares that this import takes.
+        // The lease keeps the spares that this import takes.
         let _lease = self.engine.store.lease(keys);
         let files = self.fetch_artifact(&resolved, keys, &tenant, progress).await.map_err(fetch)?;
         failpoint!("import.artifact-whole");
@@ -189,7 +188,7 @@ impl EngineImporter {
         if imported.as_ref().is_err_and(|error| error.stage != ImportStage::Recorded) {
             return imported;
         }
-        // A runtime that has records has the files.
+        // After a success or at the stage `Recorded`, the runtime has the files.
         let cleared = blocking(move || {
             let files = described.files.into_iter().flat_map(|files| files.files);
             // A file that a parallel import uses stays for that import.
@@ -212,7 +211,7 @@ impl EngineImporter {
         let (fetches, files) = scarce::retried(stage).await?;
         let checked = engine.check_artifact(&resolved.manifest, &files).await;
         checked.inspect_err(|error| fetches.resumption.heed(error))?;
-        // A blob twice under one name was fetched once.
+        // Entries with the same blob and name were fetched once.
         let files: BTreeMap<Digest, Arc<StagedLayer>> =
             files.into_iter().map(|file| (file.record().diff_id.clone(), file)).collect();
         let file = |layer: Arc<StagedLayer>| ArtifactFile { is_linked: layer.may_link(), layer };
@@ -258,7 +257,7 @@ impl EngineImporter {
     }
 }
 
-/// A layer with the files of all others. It is no spare: the files are.
+/// A layer whose tree has all files of the artifact. The layer is no spare, because the files are spares.
 fn linked_tree(
     store: &Arc<Store>,
     files: &[ArtifactFile],
@@ -273,14 +272,14 @@ fn linked_tree(
             let mut files = FileLinks { is_linked: *is_linked, copies: HashMap::new() };
             files.link_all(&layer.staged_tree(), &root, &mut folders)?;
         }
-        // Last, since each new entry changes the time of its folder.
+        // At the end, because each new entry changes the time of its folder.
         folders.iter().try_for_each(|folder| fs::File::open(root.join(folder))?.set_modified(SystemTime::UNIX_EPOCH))
     });
     linked.map_err(|error| storage_error("could not put the artifact's files into one folder".to_owned(), error))?;
     let record = LayerRecord {
         diff_id: layer.diff_id.clone(),
         entries: 0,
-        // The bytes are those of the linked files.
+        // The linked layers count the bytes.
         disk_bytes: 0,
         allocated: DiskUsage::default(),
         root_opaque: false,
@@ -292,17 +291,16 @@ fn linked_tree(
     StagedLayer::new(store, staging, &blob, (record, None), view)
 }
 
-/// The files of one blob on their way into a tree.
+/// Puts the files of one blob into a tree.
 struct FileLinks {
-    /// The tree has links to the staged files; otherwise copies.
+    /// The tree has links to the staged files. `false`: it has copies.
     is_linked: bool,
     /// The last copy of a file with several names, by inode.
     copies: HashMap<u64, PathBuf>,
 }
 
 impl FileLinks {
-    /// Puts all files below `from` to the same paths below `to`, and adds the folders to `folders`. Only folders have a
-    /// name in common with another tree.
+    /// Puts all files below `from` to the same paths below `to`, and adds new folders to `folders`.
     fn link_all(&mut self, from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Result<()> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(folder) = waiting.pop() {
@@ -323,7 +321,7 @@ impl FileLinks {
         Ok(())
     }
 
-    /// A file has a maximum number of links, which an archive may use up. Then further names are those of a copy.
+    /// An archive may use up the maximum number of links of a file. Further names then lead to a copy.
     fn link(&mut self, file: &fs::DirEntry, target: &Path) -> io::Result<()> {
         let (path, metadata) = (file.path(), file.metadata()?);
         let copy = self.copies.get(&metadata.ino());

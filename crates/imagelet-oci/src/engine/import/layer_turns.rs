@@ -1,8 +1,8 @@
 //! The turns of imports: which import passes a layer to the sink, and which layers of the sink are not synced yet.
 //!
 //! A chain id names a layer and all layers below it. Imports of the same chain id fetch it once, or separately if a
-//! registry is slow. Then one after the other checks whether the sink has the layer, and passes it on if not. The owner
-//! of a turn waits for no other import, so that no circle of waits can form.
+//! registry is slow. Then they take turns: each checks whether the sink has the layer, and passes it on if not. The
+//! owner of a turn waits for no other import, so there is no deadlock.
 
 use std::{
     collections::HashMap,
@@ -27,14 +27,14 @@ pub(crate) struct LayerTurns {
 
 type UnsyncedViews = HashMap<Digest, Vec<(Arc<()>, Arc<SyncView>)>>;
 
-/// The mark of an import on the layers that it has not synced; its end forgets them.
+/// The layers that an import has not synced. The drop removes them.
 pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,
     import: Arc<()>,
 }
 
 impl LayerTurns {
-    /// The turn, and whether another import may have added the layer since this one checked.
+    /// The turn, and whether another import may have added the layer since this import checked.
     pub(crate) async fn turn(&self, chain: &Digest) -> (OwnedMutexGuard<()>, bool) {
         let wanted = {
             let mut turns = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);

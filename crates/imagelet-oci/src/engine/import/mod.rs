@@ -1,11 +1,10 @@
 //! An import: a pull whose layers end in a sink.
 //!
 //! All layers run concurrently. The steps of a layer: wait for another import's fetch, check whether another import has
-//! added the layer, take a spare or fetch and unpack it, pass it to the sink. Only `layers_in_flight` layers are
-//! fetched at a time. The waits before and after the fetch are outside of that limit. Otherwise a layer that waits for
-//! another import could block layers that the other import waits for. A layer with implicit folders is passed on when
-//! the sink has all layers below it, which it needs anyway. Until then its tree is unchanged, and it can be a spare if
-//! the import fails.
+//! added the layer, take a spare or fetch and unpack it, pass it to the sink. At most `layers_in_flight` layers are
+//! fetched at a time. The waits before and after the fetch do not count, because two imports could otherwise block each
+//! other. A layer with implicit folders is passed on only when the sink has all layers below it. Until then its tree is
+//! unchanged, so it can be a spare if the import fails.
 
 mod artifact;
 pub(super) mod layer_turns;
@@ -73,7 +72,7 @@ struct Described {
     image: Arc<ImportedImage>,
     chains: Vec<Digest>,
     tenant: Arc<Tenant>,
-    /// The files of an artifact; `None`: the image is no artifact, or the sink should have it.
+    /// The files of an artifact. `None`: the image is no artifact, or the sink should have it.
     files: Option<ArtifactFiles>,
 }
 
@@ -97,9 +96,8 @@ struct Attempt<'a> {
 }
 
 impl Engine {
-    /// Returns this engine as an importer. It fetches and unpacks below its root; the layers end in the sink.
-    ///
-    /// Must be called within a tokio runtime.
+    /// Returns this engine as an importer. It fetches and unpacks below its root; the layers end in the sink. Must be
+    /// called within a tokio runtime.
     pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<EngineImporter> {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
@@ -123,9 +121,8 @@ impl Engine {
 }
 
 impl EngineImporter {
-    /// Fetches an image or an artifact and imports it. Returns when the runtime lists it and it is durable.
-    ///
-    /// Dropping the future cancels the import; its resources in the runtime are released in the background.
+    /// Fetches an image or an artifact and imports it. Returns when the runtime lists it and it is durable. Dropping
+    /// the future cancels the import; its resources in the runtime are released in the background.
     pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         let fetch = |error| ImportStage::Fetch.failed(error);
         if !rustix::process::geteuid().is_root() {
@@ -162,12 +159,12 @@ impl EngineImporter {
         })
     }
 
-    /// The hosts that an import of an image may ask, without its registry.
+    /// The hosts that an import of an image may contact, without its registry.
     pub async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
         self.engine.registry.other_hosts(image).await
     }
 
-    /// Disk space that running imports have reserved and not yet written.
+    /// The disk space that running imports have reserved and not yet written.
     pub fn reserved(&self) -> Freed {
         self.engine.reserved()
     }
@@ -220,8 +217,7 @@ impl EngineImporter {
         imported
     }
 
-    /// Passes all layers that the sink lacks to the sink. Returns the views that receive the write errors of all
-    /// layers' files.
+    /// Passes the layers that the sink lacks to it. Returns the views that receive the write errors of all layers.
     async fn bring(
         &self,
         described: &Described,
@@ -248,7 +244,7 @@ impl EngineImporter {
             None => {}
         }
         let diff_ids: Vec<Digest> = layers[present..].iter().map(|layer| layer.diff_id.clone()).collect();
-        // No room is made of the spares that this import takes.
+        // The lease keeps the spares that this import takes.
         let _lease = engine.store.lease(&diff_ids);
         let has_spare = |index: &usize| {
             engine.has_spare(&SpareWanted { diff_id: &layers[*index].diff_id, repository: None, end: LayerEnd::Sink })
@@ -268,7 +264,7 @@ impl EngineImporter {
             taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };
-        // A failing layer ends all others at once: those above wait for it.
+        // A failing layer ends all others at once, because the layers above wait for it.
         let brings = fetch_order(layers, present).into_iter().map(|index| attempt.bring(index));
         let brings = brings.collect::<FuturesUnordered<_>>().try_collect::<Vec<_>>();
         let brought = engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings);
@@ -299,7 +295,7 @@ impl Attempt<'_> {
         }
         let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
         let tree = StagedTree { folder, implicit, blob };
-        // Before the sink takes the layer: as soon as the sink has it, other imports may build on it.
+        // Before the sink takes the layer, because other imports may build on it from then on.
         let view = Arc::clone(layer.view());
         self.unsynced.add(chain, &view);
         match self.import.take(index, tree).await.map_err(handover)? {
@@ -317,7 +313,7 @@ impl Attempt<'_> {
         Ok(vec![view])
     }
 
-    /// Another import has added the layer. Returns the views of its files.
+    /// Reports a layer that another import has added. Returns the views of its files.
     fn is_present(&self, index: usize) -> Vec<Arc<SyncView>> {
         report_present(self.progress, &self.described.image.layers[index].digest);
         self.taken.send_modify(|taken| taken[..=index].fill(true));
@@ -330,7 +326,7 @@ impl Attempt<'_> {
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        // Nothing can have changed before the first wait, unless another import builds on the layer.
+        // The first check is needed only if another import builds on the layer.
         let may_be_present = AtomicBool::new(!engine.turns.views(chain).is_empty());
         let present = async |_| {
             let looks = may_be_present.swap(true, Ordering::Relaxed);
@@ -344,7 +340,6 @@ impl Attempt<'_> {
     }
 }
 
-/// An error of a fetch.
 impl From<RuntimeError> for Ended {
     fn from(error: RuntimeError) -> Self {
         Self::Failed(ImportStage::Fetch.failed(error))
@@ -364,7 +359,6 @@ fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     order
 }
 
-/// The image of a configuration.
 async fn described_image(
     target: &PullTarget,
     resolved: &Resolved,

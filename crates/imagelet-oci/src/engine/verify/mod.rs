@@ -1,4 +1,4 @@
-//! Compares the store with the pulled content. A damaged image is no longer shown.
+//! Compares the store with the pulled content, and hides damaged images.
 
 pub(super) mod repair;
 
@@ -75,8 +75,7 @@ impl Engine {
     }
 }
 
-/// Checks all content except the layers, and marks damaged content. A mark that cannot be written is logged, and
-/// applies only to this process.
+/// Checks all content except the layers, and marks damage. A failed mark is logged, and applies only to this process.
 fn report(
     store: &Store,
     targets: Vec<StoredImage>,

@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Undamaged layers and documents are not fetched. If the image is undamaged by now, nothing is fetched.
+    /// Does not fetch undamaged layers and documents. Does nothing if the image is undamaged by now.
     pub(in crate::engine) async fn repaired(
         &self,
         id: &ImageId,

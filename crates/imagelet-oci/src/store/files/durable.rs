@@ -1,4 +1,4 @@
-//! Replaces files and removes trees so that a crash at any point is harmless.
+//! Replaces files and removes trees. A crash at any point is harmless.
 
 use imagelet_core::{durable, failpoint};
 use std::{
@@ -16,10 +16,10 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     durable::replace_file(path, &path.with_extension("new"), "file", bytes)
 }
 
-/// A view of a file system. It receives each write error since it was opened, once.
+/// A view of a file system. It receives each write error since its opening, once.
 ///
-/// The kernel reports an error only to descriptors that were opened before the error. So a view is opened before the
-/// first write of its work. A failed view stays failed, because a second sync would succeed.
+/// The kernel reports an error only to descriptors that were opened before the error. So work opens its view before its
+/// first write. A failed view stays failed, because a second sync would succeed.
 pub(crate) struct SyncView {
     root: File,
     failed: AtomicBool,
@@ -43,7 +43,7 @@ impl SyncView {
         synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 
-    /// Syncs through each view once: the view of some work, and the views of the work that it builds on.
+    /// Syncs through each view once.
     pub(crate) fn sync_all<'a>(views: impl IntoIterator<Item = &'a Arc<Self>>) -> io::Result<()> {
         let mut done: Vec<&Arc<Self>> = Vec::new();
         for view in views {

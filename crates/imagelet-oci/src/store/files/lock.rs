@@ -1,4 +1,4 @@
-//! The lock of a store: one process changes it at a time, and other processes can report that process.
+//! The lock of a store. One process at a time changes the store; other processes can report that process.
 
 use std::{
     fs::File,
@@ -20,8 +20,7 @@ use tokio::time::Instant;
 use super::root::Place;
 use crate::store::could_not;
 
-/// An advisory lock on the whole store; the kernel releases it when the process ends. The time of its file is the time
-/// of the owner's last progress.
+/// An advisory lock, which the kernel releases at the end of the process. The file's time is the owner's last progress.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
@@ -35,41 +34,40 @@ impl Lock {
             Err(Errno::WOULDBLOCK) => return Err(held_by_another(&place.path, &holder(&mut file))),
             locked => locked.map_err(could_not("lock", &path))?,
         }
-        // Only for the error message of other processes: a failure does not affect the lock.
+        // Other processes show this text in an error message. A failed write does not affect the lock.
         let _ = file.set_len(0).and_then(|()| write!(file, "{} {}", std::process::id(), command_line()));
         Ok(Self(file))
     }
 
-    /// Records that a pull received bytes, so that processes that wait for the store continue to wait.
+    /// Records that a pull received bytes. Processes that wait for the store then continue to wait.
     pub(crate) fn record_progress(&self) {
-        // After a failure, the other processes only give up earlier.
+        // After a failure, the other processes only stop waiting earlier.
         let _ = self.0.set_modified(SystemTime::now());
     }
 }
 
 impl Drop for Lock {
-    /// A process that another thread starts has a copy of the file until it executes its program. Closing the file does
-    /// not release the lock then, but flock(2)'s unlock does.
+    /// Releases the lock explicitly. A child process has a copy of the descriptor until exec, so a close may not
+    /// release the lock; see flock(2).
     fn drop(&mut self) {
-        // After a failure, the lock ends with the last copy of the file.
+        // After a failure, the lock ends with the last copy of the descriptor.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-/// The last progress of a store's owner that ends with its command. `None` for a daemon, which does not release the
-/// store.
+/// The last progress of a store's owner. `None`: the owner is a daemon, which does not release the store.
 pub(crate) fn progress_of_owner(root: &Path) -> Option<SystemTime> {
     let mut file = open_to_read(root)?;
     let modified = file.metadata().and_then(|about| about.modified()).ok()?;
     (!is_daemon(&holder(&mut file))).then_some(modified)
 }
 
-/// The command and pid of another process that has the store in this folder open for changes. `None` for a daemon.
+/// The command and pid of another process that owns the store in this folder. `None` for a daemon.
 pub fn command_of_owner(root: &Path) -> Option<String> {
     let holder = holder(&mut open_to_read(root)?);
     let (pid, _) = holder.split_once(' ').filter(|_| !is_daemon(&holder))?;
     let pid = pid.parse::<u32>().ok().filter(|pid| *pid != std::process::id())?;
-    // The file still names the last owner after its end.
+    // The file still names an owner that has ended.
     Path::new("/proc").join(pid.to_string()).exists().then(|| process(&holder))
 }
 
@@ -101,7 +99,7 @@ impl LockWait {
         Self { wait_max, begun: now, progress: None }
     }
 
-    /// The rest of the wait. Progress of the owner restarts the wait. Zero: the wait is over.
+    /// The rest of the wait; zero at its end. Progress of the owner restarts the wait.
     pub(crate) fn left(&mut self, progress: Option<SystemTime>, now: Instant) -> Duration {
         if let Some(progress) = progress
             && self.progress.replace(progress).is_some_and(|before| before != progress)
@@ -136,7 +134,7 @@ const COMMANDS: [&str; 17] = [
     "export", "import", "verify",
 ];
 
-/// Program and command word only: arguments may contain secrets.
+/// Only the program and the command word, because arguments may contain secrets.
 fn command_line() -> String {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();

@@ -1,9 +1,8 @@
-//! The root folder of a store: found by its path, created, and checked to belong only to its owner.
+//! Finds or creates the root folder of a store, and checks that the folder belongs only to its owner.
 //!
-//! A user that can write to the store can put anything into a container. So every step of the path is checked, from the
-//! top down. Each folder and each link must belong to root or to this process' user. Other users must not be able to
-//! write to a folder, unless it is sticky. So no other user can change a checked step. The store's folder belongs only
-//! to its owner, so no other user can put a link into it.
+//! A user that can write to the store can put any file into a container. So each step of the path is checked from the
+//! top. A folder or link must belong to root or to the user of this process. Other users must not be able to write to a
+//! folder, unless the folder is sticky. So no other user can change a checked step, or put a link into the store.
 
 use std::{
     ffi::OsString,
@@ -26,11 +25,11 @@ use rustix::{
 use crate::store::could_not;
 
 const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tmp", "trash"];
-/// Maximum number of links on the path to a store; the kernel's limit.
+/// Maximum number of links on the path to a store, as in the kernel.
 const LINKS_MAX: usize = 40;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
-/// The owner of files whose owner the user namespace does not map.
+/// The owner of a file whose owner has no mapping in the user namespace.
 const UNMAPPED: u32 = 65_534;
 
 #[derive(Debug)]
@@ -47,7 +46,7 @@ impl Place {
         let about = lstat(&path).map_err(could_not("open the store", &path))?;
         refuse_strange(&path, "the store", &about, user)?;
         for path in FOLDERS.map(|name| path.join(name)) {
-            // A missing entry is made later; an unreadable one is reported when it is used.
+            // A missing folder is created later. An unreadable folder is reported when it is used.
             let Ok(inner) = lstat(&path) else { continue };
             refuse_elsewhere(&path, &inner, about.st_dev)?;
             refuse_strange(&path, "the folder", &inner, user)?;
@@ -72,7 +71,7 @@ impl Place {
     }
 }
 
-/// Creates a folder only for its owner, unless the path exists.
+/// Creates a folder with mode 0700, unless the path exists.
 fn make_private(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -87,7 +86,7 @@ fn walk(store: &Path, user: u32, make: bool) -> Result<Option<PathBuf>, RuntimeE
     let failed = |errno: Errno| failed(errno.into());
     let (mut at, mut links, mut rest) = (PathBuf::from("/"), 0, steps(&path));
     let top = lstat(&at).map_err(failed)?;
-    // The number of names on the path after a link that is being followed.
+    // The number of names on the path after the link that is being followed.
     let mut linked = usize::MAX;
     while let Some(name) = rest.pop() {
         if rest.len() < linked {
@@ -145,8 +144,7 @@ fn steps(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// The other users that can replace the content of a folder. If the user namespace does not map root, `/` shows the
-/// owner that root's folders have.
+/// The other users that can replace a folder's content. If root is not mapped, the owner of `/` counts as root.
 fn exposure(folder: &Stat, top: &Stat, user: u32) -> Option<Exposure> {
     let mut folder = *folder;
     if folder.st_uid == UNMAPPED && top.st_uid == UNMAPPED {

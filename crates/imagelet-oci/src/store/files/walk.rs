@@ -1,5 +1,4 @@
-//! Walks a tree. The kernel gets only paths of one component. No link is followed. The number of open descriptors does
-//! not depend on the depth.
+//! Walks a tree. Paths have one component, no link is followed, and the number of descriptors does not depend on depth.
 
 use std::{
     io,
@@ -14,9 +13,8 @@ use rustix::{
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Calls `visit` for each entry below `root`, with its path, its directory and its name there. The result of `visit` is
-/// whether to visit the entries below. For a directory that cannot be read, `visit` gets the error. An error of `visit`
-/// ends the walk.
+/// Calls `visit` for each entry below `root`, with its path, its directory and its name. `visit` returns whether to
+/// visit the entries below. For an unreadable directory, `visit` gets the error. An error of `visit` ends the walk.
 pub(crate) fn walk(
     root: OwnedFd,
     mut visit: impl FnMut(&[u8], Result<(BorrowedFd<'_>, &[u8]), Errno>) -> io::Result<bool>,
@@ -60,8 +58,7 @@ pub(crate) fn walk(
             } else {
                 levels.pop();
                 if !levels.is_empty() {
-                    // Only this process moves directories in the store, so `..` is the directory that was visited
-                    // before.
+                    // Only this process moves directories in the store, so `..` is the parent that was visited before.
                     here = rustix::fs::openat(&here, c"..", DIRECTORY, Mode::empty())?;
                 }
             }

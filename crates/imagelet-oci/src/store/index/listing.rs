@@ -1,5 +1,4 @@
-//! The list of images, which is built once after each change, and the parts that images share, with usage in blocks:
-//! layers, kept blobs and each image's own folder.
+//! The list of images, built once after each change, and the parts that images share: layers, kept blobs, own folders.
 
 use std::{
     collections::{BTreeSet, HashMap},

@@ -18,18 +18,18 @@ use serde::de::DeserializeOwned;
 
 use crate::store::{could_not, record::checksum};
 
-/// Larger than any file that the store writes. A longer file is damaged.
+/// Larger than any file that the store writes.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
-/// Maximum number of reader threads: more threads do not speed up a disk or the page cache.
+/// Maximum number of reader threads. More threads do not speed up a disk or the page cache.
 const READERS_MAX: usize = 4;
-/// Below this, starting a thread takes longer than the reads.
+/// For fewer folders, the start of a thread takes longer than the reads.
 const FOLDERS_PER_THREAD_MIN: usize = 256;
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     checksum::open(&read_whole(open_regular(path)?)?)
 }
 
-/// Opens a file without blocking. A pipe, a link or a device in its place is an error.
+/// Opens a file without blocking. A pipe, link or device is an error.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
@@ -46,16 +46,16 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 
 pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len().min(FILE_SIZE_MAX);
-    // With room for one byte more, the read that finds the end of the file does not grow the buffer.
+    // With room for one more byte, the read at the end of the file does not grow the buffer.
     let mut bytes = Vec::with_capacity(usize::try_from(length + 1).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
 }
 
-/// The record of a folder. Otherwise its findings, with a valid record if the folder is only marked as damaged.
+/// The record of a folder, or its findings. A folder that is only marked as damaged has a valid record, too.
 pub(crate) type ReadRecord<T> = Result<T, (Option<T>, Findings)>;
 
-/// Reads a record in each folder named after a digest, in parallel: a node has 10 000, and the socket waits for them.
+/// Reads a record in each folder named after a digest, in parallel: a node has up to 10 000, and they delay the start.
 pub(crate) fn read_folders<T: DeserializeOwned + Send>(
     place: &Path,
     file: &str,
@@ -67,7 +67,7 @@ pub(crate) fn read_folders<T: DeserializeOwned + Send>(
     let read = |digest: &Digest| {
         let folder = place.join(digest.hex());
         let read = read_record(&folder, file, |record| is_own(&folder, digest, record));
-        // An entry that vanished between listing and reading is not damage.
+        // A folder that vanished between listing and reading is not damaged.
         (read.is_ok() || fs::symlink_metadata(&folder).is_ok()).then(|| (digest.clone(), read))
     };
     let read_part = |part: &[Digest]| part.iter().filter_map(read).collect::<Vec<_>>();
@@ -128,7 +128,7 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
 /// The file that marks a damaged folder. It contains the findings.
 pub(crate) const MARK: &str = "damaged";
 
-/// The findings of the mark on a folder. `None`: the folder has no mark. An unreadable mark is a mark.
+/// The findings of the mark on a folder. `None`: no mark. An unreadable mark counts as a mark.
 fn mark_on(folder: &Path) -> Option<Findings> {
     match fs::read(folder.join(MARK)) {
         Ok(bytes) => match checksum::open::<Findings>(&bytes) {

@@ -34,26 +34,25 @@ pub(crate) struct Index {
     pub(crate) names: BTreeMap<String, ImageId>,
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
     pub(crate) layers: HashMap<Digest, LayerRecord>,
-    /// The number of writes of the names. The file with the higher number is newer.
+    /// The number of writes of the names. The names file with the higher number is newer.
     generation: u64,
-    /// The names on disk are valid only for this boot.
+    /// The names on the disk are valid only for this boot.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    /// Damaged images that have a name. Their names are in `names`, too.
+    /// Damaged images that have a name. `names` has their names, too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) unfinished: Unfinished,
     block: u64,
-    /// The images sorted by id. `None`: the index may have changed since (see [`listing::Locked`]).
+    /// The images sorted by id. `None`: the index may have changed (see [`listing::Locked`]).
     list: Option<Listing>,
 }
 
-/// The content that running pulls need, and the content that earlier pulls left.
+/// The content that running pulls need, and the content that earlier pulls have left.
 #[derive(Default)]
 pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
-    /// The partial blobs and layers that have a writer, by file name. `Some`: a blob only for a resumption, whose writer
-    /// stops when the flag is set.
+    /// Partial content with a writer, by file name. `Some`: the flag stops a writer whose blob is only resumable.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
     /// The partial blobs and layers that an admitted pull counts on, by file name, with the pull's number.
     pub(crate) continued: HashMap<String, u64>,
@@ -65,9 +64,9 @@ pub(crate) struct Unfinished {
 #[derive(Clone, Debug)]
 pub(crate) struct DamagedImage {
     pub(crate) record: Option<ImageRecord>,
-    /// The known layers, lowest first. Undamaged layers are kept for a repair.
+    /// The known layers, lowest first. The undamaged layers are kept for a repair.
     pub(crate) layers: Vec<Digest>,
-    /// Findings of the image's own documents. `None` if only layers are damaged.
+    /// The findings of the image's own documents. `None`: only layers are damaged.
     pub(crate) documents: Option<Findings>,
 }
 
@@ -77,7 +76,6 @@ impl DamagedImage {
     }
 }
 
-/// An image of the store, whole or damaged.
 pub(crate) struct StoredImage {
     pub(crate) id: ImageId,
     pub(crate) names: Vec<String>,
@@ -89,7 +87,7 @@ pub(crate) struct StoredImage {
 pub(crate) struct Spare {
     pub(crate) folder: PathBuf,
     pub(crate) record: LayerRecord,
-    /// Opened before the layer's first file, or at the start that found the layer.
+    /// Opened before the layer's first file was written, or at the start that found the layer.
     pub(crate) view: Arc<SyncView>,
     pub(crate) since: SystemTime,
     pub(crate) origin: SpareRecord,
@@ -109,9 +107,9 @@ struct NamesFile {
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 const NAMES_VERSION: u32 = 1;
 
-/// The block size of most file systems, for file systems that report none.
+/// The block size of file systems that report none.
 const BLOCK_USUAL: u64 = 4096;
-/// Maximum reads of a store that another process keeps changing.
+/// Maximum number of reads of a store while another process changes it.
 const READS_MAX: usize = 8;
 
 #[derive(Default)]
@@ -138,8 +136,8 @@ impl StoreContents {
         Ok(Self { blobs: blobs(root), layers, images, names, names_unsettled, names_rebuilt })
     }
 
-    /// Reads a store that another process may change, until its names are the same before and after. At the limit the
-    /// last read is used; the flag is then true, because it may mix several moments.
+    /// Reads a store that another process may change, until its names are the same before and after the read. The flag
+    /// is true if the names still differ after the last permitted read.
     fn read_concurrently<N: PartialEq>(
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
@@ -157,17 +155,15 @@ impl StoreContents {
     }
 }
 
-/// The current names files. Each write has a different generation, so that two writes are never equal.
+/// The current names files. Each write has another generation, so no two writes have equal bytes.
 fn names_bytes(root: &Path) -> [Option<Vec<u8>>; 2] {
     ["names.json", NAMES_UNSETTLED].map(|name| fs::read(root.join(name)).ok())
 }
 
 impl Index {
-    /// Reads the store. A damaged names file is set aside and rebuilt from the records. An image with a missing or
-    /// damaged record or layer keeps its name; it is logged and not shown. So a start always succeeds.
-    ///
-    /// Content with the mark of another boot is dropped: any part of it may be lost. Without `writable`, nothing is
-    /// changed, and concurrent changes by another process are not damage.
+    /// Reads the store. Sets a damaged names file aside and rebuilds it from the records. An image with a missing or
+    /// damaged record or layer keeps its name; it is logged and hidden. So damage never prevents a start. Drops content
+    /// with the mark of another boot. Without `writable`, changes nothing, and takes no concurrent change for damage.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let read = || StoreContents::read(root, boot, writable);
         let (found, is_torn) =
@@ -198,7 +194,7 @@ impl Index {
             if !index.is_known(&id) {
                 let read = images.remove(&id);
                 let record = read.as_ref().and_then(|read| read.as_ref().ok());
-                // Another process adds or removes it right now.
+                // Another process is adding or removing the image.
                 let is_whole =
                     record.is_some_and(|record| record.diff_ids().all(|layer| index.layers.contains_key(layer)));
                 if is_torn && !is_whole {
@@ -267,7 +263,7 @@ impl Index {
         self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Damaged images do not resolve: the only operation on a damaged image is a new pull.
+    /// A damaged image does not resolve. It can only be pulled again.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         let refused = |message: String| RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
         look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| match error {
@@ -285,8 +281,7 @@ impl Index {
         self.images.contains_key(id) || self.damaged.contains_key(id)
     }
 
-    /// The layers, whole or damaged, that no pull and no image needs. A damaged image needs its layers, too: then they
-    /// need not be fetched again.
+    /// The layers, whole or damaged, that no pull and no image needs. A damaged image needs its layers for a repair.
     pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().flat_map(|image| &image.layers);
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
@@ -307,7 +302,7 @@ impl Index {
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
     }
 
-    /// Removes the images without a name. Runs after the names are written, because that write may fail.
+    /// Removes the images without a name. The names must be on the disk, because their write may fail.
     pub(crate) fn remove_unreferenced(&mut self) {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
         self.images.retain(|id, _| named.contains(id));
@@ -336,7 +331,7 @@ impl<T> ImageNames for NamedImages<'_, T> {
     }
 }
 
-/// Rejects a store of a newer version, in any format: nothing of it may be changed.
+/// Rejects a store of a newer version in any format, because this process could damage the store.
 pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     #[derive(Deserialize)]
     struct Versioned {
@@ -381,7 +376,7 @@ fn load_names(
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
-/// The names of this boot, if newer. The file was never synced, so a damaged file counts as missing.
+/// The names of this boot, if they are newer. A damaged file counts as missing, because it was never synced.
 fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;

@@ -1,11 +1,11 @@
-//! A checksum in the store's own JSON records: a changed byte anywhere in a record is found when it is read.
+//! The checksum of the store's JSON records. It reveals any changed byte of a record.
 //!
 //! ```text
 //! {"sealed":1,…the record's own fields…,"check":"sha256:HEX"}
 //! ```
 //!
-//! The digest covers every byte before `,"check"`. A record with neither mark is read without a check. With two marks,
-//! one damaged place cannot make a sealed record look unsealed.
+//! The digest covers every byte before `,"check"`. A record without both marks is read without a check. Two marks are
+//! needed: with one mark, damage to the mark would make a sealed record look unsealed.
 
 use std::io;
 
@@ -37,7 +37,7 @@ fn is_broken(bytes: &[u8]) -> bool {
     }
 }
 
-/// Reads a record. A wrong checksum is invalid data, as is a parse error.
+/// Reads a record. A wrong checksum and a parse error are both `InvalidData`.
 pub(crate) fn open<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     if is_broken(bytes) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: its check does not hold"));

@@ -1,4 +1,4 @@
-//! The disk usage of a folder, measured.
+//! Measures the disk usage of a folder.
 
 use std::{collections::HashSet, io, path::Path};
 
@@ -10,7 +10,7 @@ use crate::{
 };
 
 impl DiskUsage {
-    /// This usage plus one more plain file of `size` bytes, in blocks of the folder's file system.
+    /// This usage plus one file of `size` bytes, in blocks of the folder's file system.
     pub(crate) fn with_file(self, folder: &Path, size: usize) -> io::Result<Self> {
         let bytes = self.bytes + in_blocks(size as u64, block_size(folder)?);
         Ok(Self { bytes, inodes: self.inodes + 1 })
@@ -25,7 +25,7 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
     Ok(rustix::fs::statvfs(folder)?.f_frsize.max(BLOCK))
 }
 
-/// Measures a folder. `known`: an entry of the folder, and what it takes together with everything below it.
+/// Measures a folder. `known`: an entry of the folder, and the disk usage of that entry and everything below it.
 pub(super) fn measure(folder: &Path, known: Option<(&str, DiskUsage)>) -> io::Result<DiskUsage> {
     let root = rustix::fs::open(folder, DIRECTORY, Mode::empty())?;
     let (mut usage, mut linked) = (known.map_or_else(DiskUsage::default, |(_, usage)| usage), HashSet::new());

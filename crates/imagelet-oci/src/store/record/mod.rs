@@ -1,4 +1,4 @@
-//! The records of an image, of a layer and of a spare layer on disk.
+//! The records on the disk: of an image, of a layer, and of a spare layer.
 
 pub(super) mod checksum;
 pub(super) mod folder_usage;
@@ -22,12 +22,12 @@ use crate::unpack::DiskUsage;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
-    /// Digest of the index that its name meant, if any.
+    /// The digest of the index, if the pulled name was an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
     #[serde(flatten)]
     pub pulled: PulledManifest,
-    /// Bytes of manifest and configuration.
+    /// Bytes of the manifest and the configuration.
     pub metadata_size: u64,
     /// The user in the configuration; empty if unset.
     #[serde(default)]
@@ -43,7 +43,7 @@ pub(crate) struct ImageRecord {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "bool", into = "bool")]
 pub(crate) enum LayerEnd {
-    /// The layer stays in the store, with a list of its files.
+    /// The layer stays in the store, with a manifest of its files.
     #[default]
     Store,
     /// The layer leaves the store for a sink, which needs the tree exactly as in the archive.
@@ -62,13 +62,13 @@ impl From<LayerEnd> for bool {
     }
 }
 
-/// An unpacked layer, as `layers/HEX/layer.json` holds it.
+/// The content of `layers/HEX/layer.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerRecord {
     pub diff_id: Digest,
     pub entries: u64,
     pub disk_bytes: u64,
-    /// Disk usage of the layer's folder, including this record. Zero for a layer for a sink.
+    /// Disk usage of the layer's folder, including this record. Zero for a sink's layer.
     #[serde(default)]
     pub allocated: DiskUsage,
     /// The layer hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower layers.
@@ -77,7 +77,7 @@ pub(crate) struct LayerRecord {
     /// The boot that wrote the layer unsynced; only that boot may use the layer. `None`: the layer is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
-    /// One for a sink stays in `tmp/` until the sink takes it.
+    /// A sink's layer stays in `tmp/` until the sink takes it.
     #[serde(default, rename = "for_sink")]
     pub end: LayerEnd,
     /// Digests of the other files in the layer's folder.
@@ -86,7 +86,7 @@ pub(crate) struct LayerRecord {
 }
 
 impl LayerRecord {
-    /// `tree`: what its files take, if that is known.
+    /// `tree`: the disk usage of the layer's files, if known.
     pub(super) fn measured(self, folder: &Path, tree: Option<DiskUsage>) -> io::Result<Self> {
         let tree = tree.map(|usage| (TREE, usage));
         let allocated = usage_with(folder, tree, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
@@ -106,7 +106,7 @@ impl ImageRecord {
 
     pub(crate) fn artifact(&self) -> Option<Artifact> {
         let kind = self.pulled.artifact.as_ref()?.kind.clone();
-        // A blob that the manifest has twice under one name is one file.
+        // Entries with the same blob and name are one file.
         let files = self.diff_ids().collect::<BTreeSet<_>>().len() as u64;
         Some(Artifact { kind, manifest: self.pulled.digest.clone(), files })
     }
@@ -115,7 +115,7 @@ impl ImageRecord {
         self.pulled.artifact.as_ref().map_or(&self.id, |artifact| &artifact.config)
     }
 
-    /// The files of its documents, and their digests.
+    /// The file names of the image's documents, with the digests of the documents.
     pub(crate) fn documents(&self) -> impl Iterator<Item = (&'static str, &Digest)> {
         let index = self.index.as_ref().map(|index| ("index.json", index));
         [("manifest.json", &self.pulled.digest), ("config.json", self.config())].into_iter().chain(index)
@@ -129,19 +129,18 @@ impl ImageRecord {
 /// The folder of a layer's files, in the layer's folder.
 pub(crate) const TREE: &str = "fs";
 
-/// The disk usage of a folder together with a record that is not written yet.
+/// The disk usage of a folder and a record that is not written yet.
 fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Serialize) -> io::Result<DiskUsage> {
     folder_usage::measure(folder, known)?.with_file(folder, checksum::seal(record).len())
 }
 
 pub(super) const SPARE_RECORD: &str = "spare.json";
 
-/// The origin of a spare layer: the content of `spare.json` beside its `layer.json`.
+/// The content of `spare.json`, which is beside the `layer.json` of a spare layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SpareRecord {
-    /// Only this boot may use the layer: it is not synced.
+    /// Only this boot may use the layer, because the layer is not synced.
     pub(crate) boot: String,
-    /// The repository that sent the layer.
     pub(crate) repository: String,
     pub(crate) entry: PulledLayer,
 }
@@ -154,7 +153,7 @@ impl SpareRecord {
     }
 }
 
-/// The hex digits of an id, for a path. An invalid id has no digits, and so cannot lead out of the folder.
+/// The hex digits of an id, for a path. An invalid id becomes `none`, so that it cannot lead out of the folder.
 pub(super) fn hex(id: &ImageId) -> String {
     id.as_str().parse().map_or_else(|_| "none".to_owned(), |digest: Digest| digest.hex().to_owned())
 }

@@ -1,13 +1,13 @@
-//! The journal of a layer that is being unpacked: how to make the first bytes of its archive again from its files.
+//! The journal of a layer that is being unpacked: how to restore the first bytes of its archive from its files.
 //!
-//! A gzip stream can be continued at the start of a block, given the 32 KiB of inflated bytes before it. So a resumption
-//! needs the inflated bytes, not the compressed ones, and almost all of them are in the layer's files. The journal has
-//! the rest: headers and padding as bytes, and for each run of file content the file's path and the length. A layer's
-//! bytes are therefore written once. The archive's digest (diff-id) verifies the result.
+//! A gzip stream can be continued at the start of a block, given the 32 KiB of inflated bytes before that block. So a
+//! resumption needs inflated bytes, and the layer's files have most of them. The journal has the rest: headers and
+//! padding as bytes, and the path and length of each run of file content. So a layer's bytes are written once. The
+//! archive's digest (diff-id) verifies the result.
 //!
-//! The journal is a sequence of chunks, which are appended whole and unsynced: HEAD ([`HEAD_LENGTH`] bytes), then a zstd
-//! frame of the records in postcard format. A chunk that ends at a checkpoint names the position in the blob. After
-//! kill -9 the page cache still has chunks and files. After a reboot the folder is not used.
+//! The journal is a sequence of chunks, which are appended whole and unsynced: HEAD ([`HEAD_LENGTH`] bytes), then a
+//! zstd frame of the records in postcard format. The head of a chunk that ends at a checkpoint has the position in the
+//! blob. After kill -9 the page cache still has chunks and files. After a reboot the folder is not used.
 
 use std::{
     fs::{File, OpenOptions},
@@ -25,11 +25,10 @@ use serde::{Deserialize, Serialize};
 const HEAD_LENGTH: usize = 4 + 4 + 8 + 8 + 1;
 /// A chunk is written at the latest when its records have this size.
 const RECORDS_MAX: usize = 64 << 10;
-/// Limit of a chunk's records: `RECORDS_MAX`, one block of input, and their lengths.
+/// Maximum size of a chunk's records: `RECORDS_MAX`, one block of input, and their lengths.
 const CHUNK_MAX: usize = 1 << 20;
 const ZSTD_LEVEL: i32 = 1;
 
-/// The form of a blob whose stream can be continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFormat {
     Plain,
@@ -39,14 +38,14 @@ pub(crate) enum StreamFormat {
 /// A position at which a blob's stream can be continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
-    /// Bytes of the blob up to it. Its last byte may be shared with the next block.
+    /// The bytes of the blob up to this position. The last byte may belong to the next block, too.
     pub(crate) packed: u64,
-    /// The bytes of the archive before it.
+    /// The bytes of the archive before this position.
     pub(crate) plain: u64,
     pub(crate) format: StreamFormat,
 }
 
-/// A attempt of an archive's bytes.
+/// A record of the archive's next bytes.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum JournalRecord {
     Bytes(Vec<u8>),
@@ -85,18 +84,17 @@ impl Piece<'_> {
 
 /// Appends to a journal. A failed write ends the journal, not the pull.
 pub(crate) struct JournalWriter {
-    /// `None`: the layer can no longer be continued.
+    /// `None`: no later attempt can continue the layer.
     file: Option<File>,
     attempt: u32,
-    /// Where this attempt's first chunk begins. The journal is cut there when that chunk is written.
+    /// The start of this attempt's first chunk. The write of that chunk cuts the journal there.
     start: Option<u64>,
-    /// The bytes of the archive that were consumed, and how many of them the journal has from an earlier attempt.
+    /// The consumed bytes of the archive, and the bytes that the journal has from earlier attempts.
     position: u64,
     known: u64,
     checkpoint: Option<Checkpoint>,
     records: Vec<JournalRecord>,
     size: usize,
-    /// Whether a later attempt can continue the layer.
     has_checkpoint: Arc<AtomicBool>,
 }
 
@@ -107,19 +105,18 @@ impl JournalWriter {
         Self { file, attempt, start, position, known, checkpoint, records, size, has_checkpoint }
     }
 
-    /// Starts a journal.
     pub(super) fn create(path: &Path, attempt: u32) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
         Ok(Self::new(file, attempt, 0))
     }
 
-    /// Continues a journal of this length after its last checkpoint.
+    /// Continues a journal after its last checkpoint. `length`: the length of the journal up to that checkpoint.
     pub(super) fn resume(path: &Path, attempt: u32, (checkpoint, length): (Checkpoint, u64)) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).open(path)?;
         Ok(Self { start: Some(length), ..Self::new(file, attempt, checkpoint.plain) })
     }
 
-    /// Announces the next checkpoint, which the consumed bytes have not reached.
+    /// Announces the next checkpoint. The consumed bytes have not reached it yet.
     pub(crate) fn announce(&mut self, checkpoint: Checkpoint) {
         if self.checkpoint.is_some_and(|reached| reached.plain == self.position) {
             let reached = self.checkpoint.take();
@@ -142,10 +139,10 @@ impl JournalWriter {
         self.add(Piece::Content(path, length));
     }
 
-    /// From now on the layer cannot be continued.
+    /// From now on, no later attempt can continue the layer.
     pub(crate) fn invalidate(&mut self) {
         if let Some(file) = self.file.take() {
-            // An empty journal means that nothing can be resumed. If the cut fails, the archive's digest finds wrong bytes.
+            // An empty journal has no checkpoint. If the cut fails, the archive's digest detects wrong bytes.
             let _ = file.set_len(0);
             self.has_checkpoint.store(false, Ordering::Relaxed);
         }
@@ -238,7 +235,7 @@ fn encode_chunk(
 /// The head of a chunk, without the length of its payload.
 struct Head {
     attempt: u32,
-    /// The position in the archive at the chunk's end.
+    /// The position in the archive at the end of the chunk.
     plain: u64,
     checkpoint: Option<Checkpoint>,
     payload: usize,
@@ -260,7 +257,6 @@ impl Head {
     }
 }
 
-/// What a journal has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct JournalSummary {
     /// The last checkpoint at which the stream can be continued, and the length of the journal up to it.
@@ -284,7 +280,7 @@ impl JournalSummary {
             if at > length || plain < summary.plain {
                 break;
             }
-            // In a gzip stream the bytes after a checkpoint show at which bit it is, so one later chunk is needed.
+            // A gzip checkpoint needs one later chunk, whose bytes show at which bit the block starts.
             if plain > summary.plain {
                 summary.last = newest.take().or(summary.last);
             }
@@ -297,7 +293,6 @@ impl JournalSummary {
     }
 }
 
-/// The records of a journal, from its start.
 pub(crate) struct JournalReader {
     file: File,
     at: u64,
@@ -308,7 +303,7 @@ impl JournalReader {
         Self { file, at: 0 }
     }
 
-    /// The records of the next chunk, or none at the end. A torn chunk is the end.
+    /// The records of the next chunk. `None`: the end, or an incomplete chunk.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<JournalRecord>>> {
         let mut head = [0; HEAD_LENGTH];
         let Some(Head { payload, .. }) = self.read(&mut head)?.then(|| Head::parse(&head)).flatten() else {

@@ -1,4 +1,4 @@
-//! Layers that a pull has begun to unpack and that the next pull continues, and the names of all unfinished content.
+//! Partial layers, which the next pull continues, and the names of all unfinished content.
 
 mod journal;
 mod partial_key;

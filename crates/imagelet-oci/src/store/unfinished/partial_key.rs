@@ -1,15 +1,14 @@
-//! The name of unfinished content: which pulls may continue it.
+//! The name of unfinished content, which decides which pulls may continue the content.
 
 use imagelet_core::image::Digest;
 
 pub(in crate::store) const PARTIAL_SUFFIX: &str = ".partial";
 
-/// Identifies a partial download: its digest, and the repository if other repositories must not reuse it.
+/// Identifies a partial blob or layer: its digest, and its repository if other repositories must not use it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
-    /// Contains the digest of the repository's name for a file of an artifact. Otherwise all repositories share the
-    /// blob.
+    /// For a file of an artifact, contains the digest of the repository's name. All repositories share other content.
     pub(in crate::store) file_name: String,
 }
 

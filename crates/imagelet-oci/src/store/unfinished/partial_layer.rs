@@ -8,8 +8,8 @@
 //!   previous/     the files of the attempt before; this attempt links them into fs/
 //! ```
 //!
-//! Nothing in it is synced, so only the boot that wrote it uses it. A crash at any moment leaves a folder that the next
-//! attempt continues or removes. The folder of a refused layer is removed; that of a complete layer moves to `tmp/`.
+//! Nothing in the folder is synced, so only the boot that wrote it uses it. After a crash, the next attempt continues
+//! or removes the folder. The folder of a rejected layer is removed; the folder of a complete layer moves to `tmp/`.
 
 use std::{
     fs::{self, File},
@@ -43,27 +43,27 @@ use crate::store::{
 struct ResumeConditions {
     boot: String,
     end: LayerEnd,
-    /// How many attempts have continued the layer.
+    /// The number of attempts that have continued the layer.
     attempt: u32,
 }
 
-/// A layer that is unpacked so that it stays for the next pull.
+/// A layer that is being unpacked, and stays for the next pull.
 pub(crate) struct PartialLayer {
     pub(crate) staging: Staging,
     pub(crate) journal: JournalWriter,
     pub(crate) resumed: Option<ResumedLayer>,
 }
 
-/// What an earlier pull has left of a layer.
+/// The part of a layer that an earlier pull has left.
 pub(crate) struct ResumedLayer {
     pub(crate) journal: JournalReader,
-    /// The folder of its files.
+    /// The folder of the earlier pull's files.
     pub(crate) previous: Arc<OwnedFd>,
     pub(crate) checkpoint: Checkpoint,
 }
 
 impl ResumedLayer {
-    /// The first byte of the blob that is fetched: a byte may have bits on both sides of the checkpoint.
+    /// The first byte of the blob to fetch. In a gzip stream, one byte may have bits on both sides of the checkpoint.
     pub(crate) fn offset(&self) -> u64 {
         match self.checkpoint.format {
             StreamFormat::Gzip => self.checkpoint.packed.saturating_sub(1),
@@ -72,7 +72,7 @@ impl ResumedLayer {
     }
 }
 
-/// What a pull need not fetch of a layer, and the bytes of the layer's files.
+/// The bytes of a layer's blob that a pull need not fetch, and the bytes of the layer's files on the disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ResumableBytes {
     pub(crate) packed: u64,
@@ -80,8 +80,8 @@ pub(crate) struct ResumableBytes {
 }
 
 impl Store {
-    /// Starts a layer whose folder stays for the next pull, or continues it if `reads`. `None`: another pull writes it,
-    /// or the store has the first bytes of its blob. `view` was opened before the pull's first write.
+    /// Starts a layer whose folder stays for the next pull, or continues the layer if `reads`. `None`: another pull
+    /// writes the layer, or the store has the first bytes of its blob. `view` was opened before the pull's first write.
     pub(crate) fn stage_partial(
         self: &Arc<Self>,
         (key, size): (&PartialKey, u64),
@@ -110,7 +110,7 @@ impl Store {
         let earlier = earlier.or_else(|| self.views().first().cloned());
         let found = if reads { resume(&folder, &conditions, size) } else { Ok(None) };
         let found = found.and_then(|found| match (&found, earlier) {
-            // The page cache has bytes of a failed write-back as if they were on the disk. Only this view reports that.
+            // After a failed write-back, the page cache still returns the bytes. Only this view reports the error.
             (Some(_), Some(earlier)) => earlier.sync().map(|()| found),
             _ => Ok(None),
         });
@@ -128,7 +128,7 @@ impl Store {
         Ok(Some(PartialLayer { staging: Staging::of_partial_layer(folder, guard), journal, resumed }))
     }
 
-    /// The bytes of a partial blob or layer that a pull need not fetch again; none while it has a writer.
+    /// The bytes of a partial blob or layer that a pull need not fetch again; zero while it has a writer.
     pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> ResumableBytes {
         let path = self.partial_path(key);
         if self.is_written(key) {
@@ -147,19 +147,18 @@ impl Store {
         ResumableBytes { packed, written: packed }
     }
 
-    /// Whether a partial layer is of this boot.
     pub(in crate::store) fn is_of_this_boot(&self, folder: &Path) -> bool {
         read_json::<ResumeConditions>(&folder.join(CONDITIONS))
             .is_ok_and(|conditions| self.boot.as_ref() == Some(&conditions.boot))
     }
 }
 
-/// The bytes of a partial layer's files, roughly.
+/// The approximate bytes of a partial layer's files.
 pub(in crate::store) fn partial_layer_size(folder: &Path) -> u64 {
     summary(folder).map_or(0, |summary| summary.plain)
 }
 
-/// When a pull last added to a partial layer. One without a journal is old.
+/// The time of the last write to a partial layer. A layer without a journal counts as old.
 pub(in crate::store) fn partial_layer_modified(folder: &Path) -> SystemTime {
     let journal = fs::metadata(folder.join(JOURNAL));
     journal.and_then(|journal| journal.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
@@ -180,7 +179,7 @@ fn write_conditions(folder: &Path, conditions: &ResumeConditions) -> io::Result<
     replace_file_unsynced(&path, &path.with_extension("new"), &checksum::seal(conditions))
 }
 
-/// `None`: there is nothing that an attempt for this end, of a blob of this size, can continue.
+/// `None`: an attempt with this destination and blob size cannot continue anything.
 fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Option<(JournalWriter, ResumedLayer)>> {
     let Ok(found) = read_json::<ResumeConditions>(&folder.join(CONDITIONS)) else { return Ok(None) };
     let summary = summary(folder)?;
@@ -188,7 +187,7 @@ fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Opt
     let Some(last) = summary.last.filter(|(last, _)| is_wanted && last.packed < size) else { return Ok(None) };
     let (tree, previous, journal) = (folder.join(TREE), folder.join(PREVIOUS), folder.join(JOURNAL));
     if previous.is_dir() {
-        // An attempt that has added to the journal has linked all of the previous files.
+        // An attempt that has added to the journal has linked all previous files.
         let is_complete = summary.attempt == found.attempt && tree.is_dir();
         remove_tree(if is_complete { &previous } else { &tree })?;
     }
@@ -200,7 +199,7 @@ fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Opt
         }
     }
     let attempt = found.attempt + 1;
-    // Before the rename: from here on, a tree without an addition of this attempt is incomplete.
+    // Written before the rename: from here on, the tree is incomplete until this attempt adds to the journal.
     write_conditions(folder, &ResumeConditions { attempt, ..found })?;
     if !previous.is_dir() {
         fs::rename(&tree, &previous)?;

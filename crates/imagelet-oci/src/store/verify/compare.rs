@@ -1,4 +1,4 @@
-//! The differences between an entry of a layer's list and the file on the disk.
+//! The differences between an entry of a layer's manifest and the file on the disk.
 
 use imagelet_core::text::file_time_text;
 

@@ -1,7 +1,7 @@
 //! Verification: reads all content again, and reports content that differs from the written content.
 //!
-//! Documents and kept blobs are checked against their digests, the store's records against their checksums, and a
-//! layer's tree against its list. Nothing is changed here; `corruption` handles the damage.
+//! Compares documents and kept blobs with their digests, the store's records with their checksums, and a layer's tree
+//! with its file manifest. Nothing is changed here; `corruption` handles the damage.
 
 mod compare;
 mod tree;
@@ -40,9 +40,8 @@ const OTHER_RECORD: &str = "it is not the record that the store was opened with"
 
 #[derive(Clone)]
 pub(crate) struct Watch {
-    /// When set, the check ends soon.
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// Called after each read with its number of bytes.
+    /// Called after each read, with the number of bytes.
     pub(crate) read: Arc<dyn Fn(u64) + Send + Sync>,
 }
 
@@ -52,7 +51,7 @@ impl Watch {
     }
 }
 
-/// Whether an error concerns the check itself: the check was cancelled, or the process lacks a resource.
+/// Whether an error concerns the check itself: the check is cancelled, or the process lacks a resource.
 fn ends_check(error: &io::Error) -> bool {
     let errno = Errno::from_io_error(error);
     error.kind() == io::ErrorKind::Interrupted
@@ -67,7 +66,7 @@ impl Store {
         let Some(record) = read_record::<LayerRecord>(&folder, "layer.json", &mut check.findings) else {
             return Ok(check);
         };
-        // Meanwhile a sync may have made the layer durable.
+        // A sync may have made the layer durable during the check.
         let durable = |record: LayerRecord| LayerRecord { unsettled: None, ..record };
         if self.layer(layer).map(durable) != Some(durable(record.clone())) {
             check.findings.add("layer.json".into(), "content", OTHER_RECORD.into());
@@ -106,7 +105,7 @@ impl Store {
         Ok(findings)
     }
 
-    /// Checks `names.json` against its checksum and the index in memory.
+    /// Compares `names.json` with its checksum and with the index in memory.
     pub(crate) fn check_names(&self) -> Findings {
         let index = self.index();
         let mut findings = Findings::default();
@@ -115,7 +114,7 @@ impl Store {
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && (index.names.is_empty() || index.is_unsettled()) => {}
             Err(error) => findings.unreadable("names.json", &error),
-            // Another process may have written other names since the read.
+            // If the store is read-only, another process may have written other names.
             Ok(found)
                 if checksum::open::<serde::de::IgnoredAny>(&found).is_err()
                     || (!self.is_read_only() && !index.is_written_in(&found)) =>
@@ -147,7 +146,7 @@ fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findin
     read.inspect_err(|error| findings.unreadable(name, error)).ok()
 }
 
-/// Checks a file against its digest; a file without a digest must not exist. Returns the bytes read.
+/// Checks a file against its digest. A file without a digest must not exist. Returns the bytes read.
 fn check_side_file(
     folder: &Path,
     name: &str,
@@ -175,9 +174,9 @@ fn open_cold(path: &Path) -> io::Result<File> {
     open_regular(path).inspect(forget_cached)
 }
 
-/// Drops a file's page cache: cached pages do not prove the disk's content. Pages mapped by a process stay.
+/// Drops a file's page cache, because cached pages do not prove the disk's content. Pages mapped by a process stay.
 fn forget_cached(file: &File) {
-    // Only a hint; file systems without a cache reject it.
+    // The call is a hint; file systems without a cache reject it.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 

@@ -1,4 +1,4 @@
-//! Compares a layer's tree with its list.
+//! Compares a layer's tree with its file manifest.
 
 use std::{
     fs::File,
@@ -27,7 +27,7 @@ use crate::{
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Checks the tree at `root` against its list. An error concerns the check, not the tree.
+/// Checks the tree at `root` against its manifest. An error concerns the check, not the tree.
 pub(super) fn check(
     root: &Path,
     list: &mut FileManifestReader,
@@ -65,7 +65,7 @@ struct TreeCheck<'a> {
 }
 
 impl TreeCheck<'_> {
-    /// Compares the entry `name`; returns whether it is a directory to visit.
+    /// Compares the entry `name`. Returns whether the entry is a directory to visit.
     fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
         self.watch.go_on()?;
         self.check.files += 1;
@@ -113,14 +113,14 @@ impl TreeCheck<'_> {
         let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::RegularFile => {
                 let length = stat.st_size.cast_unsigned();
-                // A different length is already damage; the content is not read.
+                // A different length is damage, so the content is not read.
                 if size(&listed.kind) != Some(length) {
                     let kind = FileEntryKind::File { size: length, content: 0 };
                     return Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?));
                 }
                 let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
                     Ok(file) => File::from(file),
-                    // Without root, a file that its owner may not read is skipped.
+                    // Without root privileges, a file that its owner may not read is skipped.
                     Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                         self.check.unread += 1;
                         return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
@@ -152,7 +152,7 @@ impl TreeCheck<'_> {
         Ok(hasher.finish_128())
     }
 
-    /// Reads the data ranges, and other allocated blocks, which must be zeros. Holes are not read.
+    /// Reads the data ranges, and the other allocated blocks, which must be zeros. Holes are not read.
     fn sparse(&mut self, file: &File, length: u64, ranges: &[(u64, u64)]) -> io::Result<FileEntryKind> {
         let content = self.content(file, ranges)?;
         let mut clean = true;
@@ -165,7 +165,7 @@ impl TreeCheck<'_> {
         Ok(FileEntryKind::Sparse { size: length, content, ranges })
     }
 
-    /// Whether a part of a file reads as zeros; only allocated blocks are read.
+    /// Whether a part of a file reads as zeros. Reads only allocated blocks.
     fn is_zero(&mut self, file: &File, mut at: u64, end: u64) -> io::Result<bool> {
         while at < end {
             let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {

@@ -88,8 +88,8 @@ impl<'a> Header<'a> {
         [prefix, b"/", name].concat()
     }
 
-    /// GNU headers have times at the place of the ustar prefix. Some old writers put a prefix there under the GNU
-    /// magic; the prefix is accepted if the times are not numbers and the bytes are ASCII.
+    /// GNU headers have times in the place of the ustar prefix. Some old writers write a prefix there with the GNU
+    /// magic. It counts as a prefix if the times are not numbers and the bytes are ASCII.
     fn misplaced_prefix(&self) -> &'a [u8] {
         let times = [&self.block[345..357], &self.block[357..369]];
         let broken = times.iter().any(|time| time[0] != 0 && number(time, "time").is_err());

@@ -1,8 +1,8 @@
-//! Reads tar archives as containerd does: ustar, PAX, GNU, star, v7; strict if readers disagree.
+//! Reads tar archives (ustar, PAX, GNU, star, v7) as containerd does. Rejects entries on which readers disagree.
 //!
-//! **Invariant:** the archive alone decides which bytes are headers, as in Go's `archive/tar`. Sizes of symbolic links,
-//! directories and devices are ignored. A hard link has no size. A PAX size overrides the header's size, for the next
-//! entry only. Memory is bounded by the limits, whatever the archive declares.
+//! **Invariant:** only the archive decides which bytes are headers, as in Go's `archive/tar`. Sizes of symbolic links,
+//! directories and devices are ignored. A hard link must have no size. A PAX size overrides the header's size, for the
+//! next entry only. The limits bound the memory, whatever the archive declares.
 
 pub(super) mod header;
 pub(super) mod pax;
@@ -20,9 +20,9 @@ use super::{EntryRules, LayerInput, MemoryReservation, ReusableFile, UnpackLimit
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// The parsed form of a header uses at most this many times its bytes, without the costs below.
+/// Memory of a header's parsed form, as a multiple of the header's bytes, without the costs below.
 const HEADER_COST: usize = 4;
-/// The cost of an attribute in addition to its name and value, and of a range of a sparse file, with their copies.
+/// Memory of an attribute in addition to its name and value, and of a range of a sparse file, with their copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 64;
 
@@ -62,7 +62,7 @@ pub(crate) struct TarEntry {
 
 #[derive(Debug, Default)]
 pub(crate) struct TarData {
-    /// The file's size once written, holes included.
+    /// The size of the file on the disk, with holes.
     pub(crate) size: u64,
     /// Bytes in the archive.
     pub(crate) stored: u64,
@@ -77,12 +77,12 @@ pub(crate) struct Reader<'a> {
     rules: EntryRules,
     claim: MemoryReservation,
     globals: Overrides,
-    /// Unread data of the current entry, then its padding.
+    /// Unread bytes of the current entry's data, and of the padding after the data.
     remaining: u64,
     padding: u64,
-    /// Headers read, including extension headers.
+    /// The headers that were read, with extension headers.
     pub(crate) headers: u64,
-    /// The last name read, for messages.
+    /// The last name that was read, for messages.
     pub(crate) place: Vec<u8>,
 }
 
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
             self.skip_rest()?;
             let mut block = [0; BLOCK];
             if !self.next_header(&mut block)? {
-                // End blocks may follow extension headers. A stream that ends there without end blocks was cut.
+                // End blocks may follow extension headers. A stream without end blocks that ends there is truncated.
                 return Ok(None);
             }
             self.headers += 1;
@@ -161,13 +161,13 @@ impl<'a> Reader<'a> {
         self.remaining -= bytes as u64;
     }
 
-    /// Consumes bytes that are now at the end of the file `path`.
+    /// Consumes bytes that are now the last bytes of the file `path`.
     pub(crate) fn consume_content(&mut self, bytes: usize, path: &[u8]) {
         self.input.consume_content(bytes, path);
         self.remaining -= bytes as u64;
     }
 
-    /// What an earlier attempt has of the current entry's data.
+    /// The file of an earlier attempt that has the first bytes of the current entry's data.
     pub(crate) fn reusable_file(&mut self) -> Result<Option<ReusableFile>, Fault> {
         self.input.reusable_file().map_err(Fault::read)
     }
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
             _ => TarKind::Unknown,
         };
         if kind == TarKind::HardLink && size != 0 {
-            // POSIX allows data here, but most readers expect none: such a reader would parse the data as headers.
+            // POSIX allows data here. Most readers expect none, and would parse the data as headers.
             return Err(Fault::malformed("it is a hard link with data of its own"));
         }
         if matches!(kind, TarKind::File | TarKind::Unknown) {
@@ -329,7 +329,7 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a header block; `false` at the end of the archive.
+    /// Reads a header block. Returns `false` at the end of the archive.
     fn next_header(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, Fault> {
         if self.is_at_end()? {
             return Ok(false);
@@ -366,8 +366,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Systems with signed ids write a negative owner, such as -2; the kernel uses its bits unchanged. An
-/// owner of all ones, -1, is rejected: the kernel reads it as "unchanged".
+/// Systems with signed ids write negative owners such as -2, whose bits the kernel uses. The owner -1 is rejected,
+/// because the kernel reads it as "unchanged".
 fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
     let negative = || i32::try_from(id).map(i32::cast_unsigned);
     u32::try_from(id)

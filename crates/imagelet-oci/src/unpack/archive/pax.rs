@@ -28,7 +28,7 @@ pub(crate) struct Time {
     pub(crate) nanos: u32,
 }
 
-/// The last record of a key wins; an empty value removes the override.
+/// The last record of a key wins. An empty value removes the override.
 #[derive(Debug, Default)]
 pub(crate) struct Extended {
     pub(crate) path: Option<Vec<u8>>,
@@ -39,7 +39,7 @@ pub(crate) struct Extended {
     pub(crate) sparse: SparseRecords,
 }
 
-/// The fields that a global header may also set, for all following entries.
+/// The fields that a global header may set, too.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overrides {
     pub(crate) uid: Option<i64>,
@@ -101,8 +101,8 @@ impl Overrides {
         }
     }
 
-    /// Merges a global header into `self`, the defaults of all following entries. Rejects records that have no meaning
-    /// for all entries: their only use is to make two readers disagree.
+    /// Merges a global header into the defaults of all following entries. Rejects records that can apply to one entry
+    /// only, because readers disagree on them.
     pub(crate) fn merge_global(&mut self, mut records: &[u8], rules: EntryRules) -> Result<(), Fault> {
         while let Some((key, value)) = next_record(&mut records)? {
             if matches!(key, b"path" | b"linkpath" | b"size") || key.starts_with(b"GNU.sparse.") {
@@ -213,9 +213,9 @@ fn next_record<'a>(records: &mut &'a [u8]) -> Result<Option<Record<'a>>, Fault> 
     if checked.contains(&0) { Err(malformed(key)) } else { Ok(Some((key, value))) }
 }
 
-/// Removes the first `LENGTH KEY=VALUE\n` and returns it.
+/// Removes the first record, `LENGTH KEY=VALUE\n`, and returns it.
 fn split_record<'a>(records: &mut &'a [u8]) -> Option<Record<'a>> {
-    /// The shortest record would be `5 =\n`, without its key.
+    /// The length of `5 =\n`, which is shorter than any record because it has no key.
     const RECORD_MIN: usize = 5;
     const DIGITS_MAX: usize = 10;
 
@@ -242,7 +242,7 @@ pub(crate) fn decimal(value: &[u8], what: &'static str) -> Result<i64, Fault> {
         .ok_or_else(|| Fault::malformed(format!("its {what} `{}` is not a number in range", shown(value))))
 }
 
-/// Seconds with an optional fraction; digits below a nanosecond are dropped.
+/// Seconds with an optional fraction. Digits below a nanosecond are dropped.
 fn time(value: &[u8], what: &'static str) -> Result<Time, Fault> {
     let point = value.iter().position(|&byte| byte == b'.');
     let (whole, fraction) = point.map_or((value, &[][..]), |at| (&value[..at], &value[at + 1..]));

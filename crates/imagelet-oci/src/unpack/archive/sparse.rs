@@ -60,7 +60,7 @@ impl Builder {
     }
 }
 
-/// Adds the ranges of a GNU `S` header or one of its extension blocks; returns whether another block follows.
+/// Adds the ranges of a GNU `S` header or of an extension block. Returns whether another block follows.
 pub(crate) fn push_old(block: &[u8; BLOCK], first: bool, builder: &mut Builder) -> Result<bool, Fault> {
     const PAIR: usize = 24;
     let (start, pairs, more) = if first { (386, 4, 482) } else { (0, 21, 504) };
@@ -78,7 +78,7 @@ pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault>
     match (records.major.as_deref(), records.minor.as_deref()) {
         (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::Records)),
         (Some(b"1"), Some(b"0")) => Ok(Some(Version::Data)),
-        // Versions 0.0 and 0.1 had no version records.
+        // Versions 0.0 and 0.1 have no version records.
         (None, None) if records.map.is_some() || !records.pairs.is_empty() => Ok(Some(Version::Records)),
         (None, None) => Ok(None),
         _ => Err(Fault::refused("it is a sparse file of an unknown version")),

@@ -11,17 +11,16 @@ use crate::unpack::{
     error::Fault,
 };
 
-/// Most memory of a note in addition to its path: a slot in a half-full tree node, and a directory's metadata without
-/// attributes.
+/// Maximum memory of a note in addition to its path: a slot in a half-full tree node, and a directory's metadata
+/// without attributes.
 const NOTE_COST: usize = 256;
-/// Extra memory of a directory without an entry, and of a record. Both are copied for the report and written as text.
+/// More memory of a directory without an entry, and of a record. Both are copied for the report and written as text.
 const IMPLICIT_COST: usize = 64;
 const RECORD_COST: usize = 384;
 const XATTR_COST: usize = 64;
 
-/// An owner, mode, device or xattr that the archive has but the disk does not.
-///
-/// With `Ownership::Record`, a path without a record is owned by 0:0 and has its mode on the disk.
+/// An owner, mode, device or xattr that the archive has but the disk does not. With `Ownership::Record`, a path without
+/// a record has the owner 0:0 and its mode on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnershipRecord {
     /// From the layer's root, without a leading slash. `%` and bytes that are not printable ASCII are percent-encoded.
@@ -31,13 +30,13 @@ pub(crate) struct OwnershipRecord {
     pub(crate) mode: u32,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) device: Option<DeviceRecord>,
-    /// Names of xattrs that could not be set, encoded like the path.
+    /// The names of xattrs that could not be set, encoded like the path.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(crate) xattrs: Vec<String>,
 }
 
 impl OwnershipRecord {
-    /// `left_out`: attributes that could not be set.
+    /// `left_out`: the attributes that could not be set.
     pub(crate) fn new(path: &[u8], metadata: &TarMetadata, left_out: &[Vec<u8>]) -> Self {
         let TarMetadata { mode, uid, gid, .. } = *metadata;
         let xattrs = left_out.iter().map(|name| encoded(name)).collect();
@@ -128,8 +127,8 @@ impl DeferredMetadata {
         }
     }
 
-    /// Removes the notes of a path and all below it. Their memory stays counted, except that of attributes, which only
-    /// tightens the bound.
+    /// Removes the notes of a path and of everything below it. Releases only the memory of the attributes, so the limit
+    /// is reached earlier.
     pub(crate) fn forget(&mut self, path: &[u8]) {
         let own = self.notes.remove(path);
         let below = |end: u8| [path, &[end]].concat();

@@ -22,7 +22,7 @@ use crate::unpack::{
 };
 
 impl Writer<'_> {
-    /// By OCI rules the metadata of a hard link's entry is ignored: writers repeat the target's metadata.
+    /// The OCI rules ignore the metadata of a hard link's entry, because writers repeat the target's metadata.
     pub(super) fn hard_link(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let target = name::clean(&entry.link, "hard link target", &self.gauge.limits)?;
         let missing = || {
@@ -77,8 +77,7 @@ impl Writer<'_> {
             Err(errno) => return Err(Fault::io("make the hard link")(errno)),
         }
         if self.options.rules == EntryRules::Containerd {
-            // The owner is set even if it is unchanged: that clears set-id bits and capabilities, and the entry sets
-            // its own again.
+            // Sets even an unchanged owner, which clears set-id bits and capabilities. The entry then sets its own.
             let owner = (Uid::from_raw(entry.metadata.uid), Gid::from_raw(entry.metadata.gid));
             let owner = (self.options.ownership == Ownership::Apply).then_some(owner);
             self.set_metadata_at(place, entry, FileType::from_raw_mode(stat.st_mode), owner)?;

@@ -1,7 +1,7 @@
 //! Records each path while it is written, so that a later check need not trust the disk.
 //!
-//! A record describes the disk right after the entry was finished, not the archive. The digest of a file's content is
-//! computed from the written bytes in the same pass, and never covers a hole.
+//! A record describes the disk after the entry was finished, not the archive. The digest of a file's content is
+//! computed from the written bytes, and never covers a hole.
 
 use std::{
     fs::File,
@@ -42,7 +42,7 @@ pub(crate) struct FileEntry {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: (i64, u32),
-    /// Digest of the extended attributes; `None`: the path has none that layers may set.
+    /// The digest of the extended attributes. `None`: the path has no attribute that layers may set.
     pub(crate) xattrs: Option<Sum>,
 }
 
@@ -54,7 +54,7 @@ pub(crate) enum FileEntryKind {
     },
     Sparse {
         size: u64,
-        /// Digest of the data of all ranges, in order.
+        /// The digest of the data of all ranges, in order.
         content: Sum,
         ranges: Vec<(u64, u64)>,
     },
@@ -67,7 +67,7 @@ pub(crate) enum FileEntryKind {
         major: u32,
         minor: u32,
     },
-    /// A socket; archives cannot contain sockets.
+    /// Archives cannot contain sockets.
     Socket,
 }
 
@@ -114,7 +114,7 @@ pub(crate) fn xattrs_of(file: impl AsFd) -> Result<Option<Sum>, Errno> {
 }
 
 pub(crate) fn xattrs_at(parent: BorrowedFd<'_>, name: &[u8]) -> Result<Option<Sum>, Errno> {
-    // No system call lists attributes by directory and name; `/proc/self/fd` leads to the open directory.
+    // No system call lists attributes by directory and name. `/proc/self/fd` leads to the open directory.
     let mut path = format!("/proc/self/fd/{}/", parent.as_raw_fd()).into_bytes();
     path.extend_from_slice(name);
     xattrs_by(
@@ -156,7 +156,7 @@ fn xattrs_by(
     Ok(Some(hasher.finish_128()))
 }
 
-/// Whether an attribute is a layer's, or overlayfs' mark. Labels of the host's security module are not the layer's.
+/// Whether an attribute is a layer's or overlayfs'. Labels of the host's security module are not the layer's.
 fn counts(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name.starts_with(b"trusted.")
@@ -169,15 +169,14 @@ pub(crate) struct ManifestWriter<'a> {
     /// The root has attributes that new entries may inherit, so each entry must be checked.
     inherits: bool,
     content: Content,
-    /// What the recorded paths take. `None`: there is no listing, a path was or may be replaced, or one does not tell (see
-    /// [`DiskUsage::with_finished`]).
+    /// The disk usage of the recorded paths. `None`: there is no listing, a path was or may be replaced, or a usage is
+    /// unknown (see [`DiskUsage::with_finished`]).
     allocated: Option<DiskUsage>,
 }
 
-/// The data of the current file.
 struct Content {
     expected: u64,
-    /// The digest of a small file, whose data comes in one piece. Hashing in one piece is several times faster.
+    /// The digest of a small file, whose data comes in one piece. One piece is hashed several times faster.
     at_once: Option<Sum>,
     hasher: Option<Hasher>,
 }
@@ -208,7 +207,7 @@ impl<'a> ManifestWriter<'a> {
         self.content = Content::of(stored);
     }
 
-    /// The data of the next file was not written here.
+    /// Begins a file whose data is already written and hashed.
     pub(crate) fn begin_known(&mut self, content: Sum) {
         self.content = Content { at_once: Some(content), ..Content::of(0) };
     }
@@ -225,7 +224,7 @@ impl<'a> ManifestWriter<'a> {
         }
     }
 
-    /// Closes a file, then records it: a file system such as XFS has then freed what it allocated beyond the end.
+    /// Closes a file before its usage is recorded, because a file system such as XFS then frees preallocated space.
     pub(crate) fn file(
         &mut self,
         path: &[u8],
@@ -293,7 +292,6 @@ impl<'a> ManifestWriter<'a> {
         self.record(path, FileRecord::Entry(FileEntry::of(&stat, kind, xattrs)))
     }
 
-    /// The disk usage of all recorded paths, if it is known.
     pub(crate) fn allocated(&self) -> Option<DiskUsage> {
         self.allocated
     }

@@ -83,7 +83,7 @@ impl<'a> Writer<'a> {
         let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
         if stat.st_mode & 0o2000 != 0 {
-            // In a set-gid directory, new files would get the directory's group, not the process's.
+            // In a set-gid directory, new files get the group of the directory, not of the process.
             let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
             rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
         }
@@ -170,7 +170,7 @@ impl<'a> Writer<'a> {
 
     pub(super) fn finish(mut self) -> Result<UnpackReport, UnpackError> {
         let notes = std::mem::take(&mut self.tree.deferred.notes);
-        // In reverse order, children precede parents: a parent's mode and times are set after the last change below it.
+        // In reverse order, children precede parents. A parent's mode and times are set after the last change below it.
         for (path, note) in notes.into_iter().rev() {
             let shown = if path.is_empty() { &b"."[..] } else { &path };
             self.finish_note(&path, note).map_err(|fault| fault.at(shown))?;
@@ -183,7 +183,7 @@ impl<'a> Writer<'a> {
         Ok(self.report)
     }
 
-    /// Whether an entry has replaced another since the last call.
+    /// Whether an entry has replaced another entry since the last call.
     pub(super) fn take_replaced(&mut self) -> bool {
         std::mem::take(&mut self.take_replaced)
     }
@@ -233,8 +233,8 @@ impl<'a> Writer<'a> {
         self.record(place, entry, &left_out)
     }
 
-    /// Returns the names of attributes that could not be set. Writes and owner changes clear set-id bits and
-    /// capabilities. So the mode is set after the owner, and attributes after both.
+    /// Returns the names of attributes that could not be set. Sets the mode after the owner, and attributes after both:
+    /// writes and owner changes clear set-id bits and capabilities.
     fn set_metadata(
         &self,
         file: impl AsFd,
@@ -253,16 +253,14 @@ impl<'a> Writer<'a> {
         Ok(left_out)
     }
 
-    /// Removes what entries after this one may have set on a file in an earlier attempt, which verified none of them. A
-    /// change of the owner, even to the same one, clears capabilities.
+    /// Removes unverified metadata of an earlier attempt. An owner change clears capabilities, even to the same owner.
     fn clear_metadata(&self, file: &File, metadata: &TarMetadata) -> Result<(), Fault> {
         let (uid, gid) = self.owner(metadata).unwrap_or(self.process);
         rustix::fs::fchown(file, Some(uid), Some(gid)).map_err(Fault::io("set the owner of"))?;
         xattr::clear(file)
     }
 
-    /// Copies data to a place in a file. `whole`: the file's path, if the data is all of it, and how many bytes the file
-    /// has already.
+    /// Copies data into a file. `whole`: if the data is the whole file, its path and the bytes that it has already.
     fn copy(
         &mut self,
         file: &File,
@@ -294,7 +292,7 @@ impl<'a> Writer<'a> {
 
     fn directory(&mut self, place: &Place, entry: &TarEntry) -> Result<(), Fault> {
         let make = || {
-            // New entries below would inherit set-group-id, so that bit is set at the end with the other bits.
+            // New entries below would inherit the set-group-id bit, so that bit is set at the end.
             let mode = Mode::from_raw_mode(entry.metadata.mode & 0o777 | DIRECTORY_OPEN);
             rustix::fs::mkdirat(&place.parent, place.name.as_slice(), mode)
         };
@@ -306,7 +304,7 @@ impl<'a> Writer<'a> {
             self.replace(place)?;
             made = make();
             if self.options.rules == EntryRules::Own {
-                // The entry replaces a file of this layer, so a directory of lower layers is hidden.
+                // The entry replaces a file of this layer, so the directory hides lower layers.
                 self.set_opacity(&place.path, Opacity::Opaque)?;
             }
         }
@@ -353,7 +351,7 @@ impl<'a> Writer<'a> {
     }
 
     fn leave_out(&mut self, place: &Place, record: OwnershipRecord) -> Result<(), Fault> {
-        // A whiteout stays: the layer hides lower layers here, even without the device.
+        // A whiteout stays, so that the layer hides lower layers here even without the device.
         if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
@@ -393,7 +391,7 @@ impl<'a> Writer<'a> {
             xattr::set(&file.map_err(Fault::io("open"))?, &entry.xattrs, self.options)?;
         }
         if kind != FileType::Symlink {
-            // `chmod` would follow a link, but this node is not a link, and no other process writes to the directory.
+            // `chmod` follows links, but this node is no link, and no other process writes to the directory.
             rustix::fs::chmodat(parent, name, Mode::from_raw_mode(metadata.mode), AtFlags::empty())
                 .map_err(Fault::io("set the mode of"))?;
         }
@@ -451,7 +449,7 @@ impl<'a> Writer<'a> {
         self.manifest.record(&place.path, FileRecord::Removed)
     }
 
-    /// The owner to set; `None` if it equals the process's owner.
+    /// The owner to set. `None`: the process's owner, which the file has already.
     fn owner(&self, metadata: &TarMetadata) -> Option<(Uid, Gid)> {
         let (uid, gid) = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
         (self.options.ownership == Ownership::Apply && (uid, gid) != self.process).then_some((uid, gid))
@@ -466,7 +464,7 @@ impl<'a> Writer<'a> {
         Timestamps { last_access: timespec(metadata.atime), last_modification: timespec(metadata.mtime) }
     }
 
-    /// Records metadata that is not on the disk. Most files of most images need no record.
+    /// Records metadata that is not on the disk. Most files need no record.
     fn record(&mut self, place: &Place, entry: &TarEntry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
         let owned = self.options.ownership == Ownership::Apply || (entry.metadata.uid, entry.metadata.gid) == (0, 0);
         if owned && left_out.is_empty() {
@@ -522,8 +520,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Links the file that an earlier attempt has written, so that its bytes are written once. `None`: it is written anew.
-/// A file with more bytes than the entry is not the entry's.
+/// Links the file of an earlier attempt, so that its bytes are written once. `None`: the caller writes the file anew. A
+/// file with more bytes than the entry does not belong to the entry.
 fn link_reusable(place: &Place, found: &ReusableFile, stored: u64) -> Option<File> {
     let name = place.name.as_slice();
     if found.path != place.path {
@@ -538,7 +536,7 @@ fn link_reusable(place: &Place, found: &ReusableFile, stored: u64) -> Option<Fil
     let is_entrys = |metadata: Metadata| metadata.is_file() && (found.length..=stored).contains(&metadata.len());
     let file = file.filter(|file| file.metadata().is_ok_and(is_entrys));
     if file.is_none() {
-        // If this fails, too, the file is replaced.
+        // If the removal fails, too, the file is replaced.
         let _ = rustix::fs::unlinkat(&place.parent, name, AtFlags::empty());
     }
     file

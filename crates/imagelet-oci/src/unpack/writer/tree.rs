@@ -1,8 +1,8 @@
 //! Directories of the layer: finds, creates and replaces them, always below the root.
 //!
-//! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened below its parent's
-//! descriptor with `O_NOFOLLOW`. Links are resolved here as in a container: `/` is the layer's root, and `..` of the
-//! root is the root. So no link can leave the layer.
+//! **Invariant:** no path of more than one component reaches the kernel. Each directory is opened with `O_NOFOLLOW`
+//! below its parent's descriptor. Links are resolved as in a container: `/` is the layer's root, and `..` of the root
+//! is the root. So no link can leave the layer.
 
 use std::{
     collections::HashMap,
@@ -29,13 +29,13 @@ use crate::unpack::{
     name,
 };
 
-/// Directories that one layer keeps open. The total of all layers has a limit too.
+/// Maximum directories that one layer keeps open. The total of all layers has a limit, too.
 const OPEN_MAX: usize = 32;
 const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
 const REMOVE: &str = "remove the directory replaced by";
 const IMPLICIT_MODE: u32 = 0o755;
-/// The cost of the name of a directory that still has to be removed.
+/// Memory of the name of a directory that is still to be removed.
 const REMEMBERED_COST: usize = 48;
 const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -85,7 +85,7 @@ pub(crate) struct Tree<'a> {
     open: HashMap<Vec<u8>, (Rc<Directory>, OwnedSemaphorePermit)>,
     pub(crate) deferred: DeferredMetadata,
     removal: MemoryReservation,
-    /// Disk usage of directories without an entry that the writer has not counted yet.
+    /// The disk usage of directories without an entry that the writer has not counted yet.
     pub(crate) made_bytes: u64,
 }
 
@@ -102,8 +102,7 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Opens the directory of a clean path, and follows links inside the layer. `None`: a component is missing, and
-    /// `missing` permits that.
+    /// Opens the directory of a clean path; follows links inside the layer. `None`: a component is missing.
     pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
         let steps = STEPS_MAX + self.options.limits.depth_max;
         self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps })
@@ -195,7 +194,7 @@ impl<'a> Tree<'a> {
     }
 
     fn opened(&self, here: &Directory, name: &[u8], fd: OwnedFd) -> Result<Rc<Directory>, Fault> {
-        // Names are bounded, but links let short names reach deeper and deeper.
+        // Names are bounded, but links let short names lead to deeper and deeper directories.
         let path = name::join(&here.path, name);
         let limits = &self.options.limits;
         if path.len() > limits.path_max || path.split(|&byte| byte == b'/').count() > limits.depth_max {
@@ -208,7 +207,7 @@ impl<'a> Tree<'a> {
         let action = "make the directory of";
         rustix::fs::mkdirat(here, name, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         let fd = open_directory(here.as_fd(), name).map_err(Fault::io(action))?;
-        // Independent of the umask.
+        // The mode must not depend on the umask.
         rustix::fs::fchmod(&fd, Mode::from_raw_mode(IMPLICIT_MODE)).map_err(Fault::io(action))?;
         let directory = self.opened(here, name, fd)?;
         self.made_bytes += crate::unpack::DIRECTORY_COST;
@@ -283,7 +282,7 @@ fn remove_tree(
 ) -> Result<(), Fault> {
     let open = |at: BorrowedFd<'_>, name: &[u8]| open_directory(at, name).map_err(Fault::io(REMOVE));
     let mut here = open(parent, name)?;
-    // For each directory on the way here, the subdirectories not removed yet. The last item is the current directory.
+    // For each directory from the top to the current one, the subdirectories still to remove.
     let mut below = vec![remove_files(here.as_fd(), memory, freed)?];
     while let Some(left) = below.last() {
         if cancelled.load(Ordering::Relaxed) {
@@ -307,7 +306,7 @@ fn remove_tree(
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(REMOVE))
 }
 
-/// Removes the files of a directory, and returns the names of its subdirectories.
+/// Removes the files of a directory. Returns the names of its subdirectories.
 fn remove_files(
     directory: BorrowedFd<'_>,
     memory: &mut MemoryReservation,
@@ -337,13 +336,13 @@ fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -
     if stat.st_nlink == 1 && FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile {
         let size = stat.st_size.cast_unsigned();
         freed.bytes += size;
-        // A new file may have no blocks yet, and a sparse file has fewer than its size needs, so the size is counted.
+        // Counts the size, not the blocks: a new file may have no blocks yet, and a sparse file has fewer.
         freed.disk_bytes += crate::unpack::disk_size(size);
     }
     Ok(())
 }
 
-/// The process's umask, read without changing it. All bits if unreadable, which costs a `chmod` for each entry.
+/// The process's umask, read without a change. If unreadable, all bits, which costs a `chmod` for each entry.
 pub(crate) fn process_umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

@@ -49,7 +49,7 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
     if name == OPAQUE {
         return Ok(Mark::Opaque);
     }
-    // `.wh...` is the whiteout of `..`. Of the names that start with `.wh.`, only AUFS names have a meaning.
+    // `.wh...` is the whiteout of `..`. Names that begin with `.wh..wh.` are those of AUFS.
     match name.strip_prefix(PREFIX) {
         Some(b"" | b"." | b"..") => Err(Fault::refused("it is a whiteout of nothing")),
         Some(hidden) if hidden.starts_with(PREFIX) => Ok(Mark::Ignored),

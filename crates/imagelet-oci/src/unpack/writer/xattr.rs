@@ -12,8 +12,8 @@ pub(crate) const VALUE_MAX: usize = 64 << 10;
 /// The kernel's limit of an inode's list of names, each with a final NUL.
 pub(crate) const NAMES_MAX: usize = 64 << 10;
 
-/// Whether an attribute is kept. A layer must not set overlayfs' attributes, which imagelet sets, nor `trusted.*`,
-/// which belongs to programs of the host.
+/// Whether an attribute is kept. A layer must not set the attributes of overlayfs, which imagelet sets, or `trusted.*`,
+/// which belong to programs of the host.
 pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     if rules == EntryRules::Containerd {
         return !name.contains(&0) && !name.starts_with(b"trusted.");
@@ -24,8 +24,8 @@ pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
 
-/// With [`Ownership::Record`], returns the names of attributes that the kernel forbids or does not support. By
-/// containerd's rules an unsupported attribute is skipped. Any other failure fails the entry.
+/// Sets attributes. Returns the names that the kernel forbids or does not support, with [`Ownership::Record`].
+/// containerd's rules skip an unsupported attribute. Any other failure fails the entry.
 pub(crate) fn set(
     file: impl AsFd,
     xattrs: &[(Vec<u8>, Vec<u8>)],
@@ -56,7 +56,7 @@ pub(crate) fn clear(file: impl AsFd) -> Result<(), Fault> {
         Ok(_) | Err(Errno::NOTSUP) => {}
         Err(errno) => return Err(Fault::io("list the extended attributes of")(errno)),
     }
-    // The host labels files by other `security.*` attributes.
+    // The host labels files with other `security.*` attributes.
     let is_layers =
         |name: &&[u8]| !name.is_empty() && (!name.starts_with(b"security.") || *name == b"security.capability");
     for name in names.split(|&byte| byte == 0).filter(is_layers) {
@@ -72,7 +72,7 @@ fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
 
 /// Whether `ENOSPC` cannot mean a full disk. ext4 also returns it for a value larger than its block.
 fn has_space(on: impl AsFd, value: &[u8]) -> bool {
-    /// Spare blocks, in addition to those of the value.
+    /// Spare bytes in addition to the value.
     const SPARE: u64 = 1 << 20;
     rustix::fs::fstatvfs(on).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) > SPARE + value.len() as u64)
 }
