@@ -8,23 +8,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     generate("containerd")
 }
 
-/// Writes a module per package to `OUT_DIR`, and `INTERFACE.rs`, which includes them.
+/// Generates `OUT_DIR/INTERFACE.rs`, which includes one module per proto package.
 fn generate(interface: &str) -> Result<(), Box<dyn Error>> {
     let folder = format!("proto/{interface}");
     let protos = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>()?;
     let mut descriptors = protox::compile(protos, [&folder])?;
-    // Comments are read in the proto file.
+    // The generated code has no comments: they are in the proto files.
     descriptors.file.iter_mut().for_each(|file| file.source_code_info = None);
     tonic_prost_build::configure()
         .include_file(format!("{interface}.rs"))
         .emit_rerun_if_changed(false)
-        // Sorted, so that equal messages have equal bytes.
+        // Sorted maps give equal messages equal bytes.
         .btree_map(".")
         .build_client(false)
         .build_server(false)
-        // Its derived text would print secrets.
+        // A derived `Debug` would print secrets.
         .skip_debug(["runtime.v1.AuthConfig"])
-        // Google's wrappers, which Prost reads and writes as the number itself.
+        // Prost encodes `i64` and `u64` as these wrapper messages.
         .extern_path(".runtime.v1.Int64Value", "i64")
         .extern_path(".runtime.v1.UInt64Value", "u64")
         .compile_fds(descriptors)?;

@@ -1,7 +1,7 @@
-//! The node's container runtime: its clients and its server.
+//! Clients of a node's container runtime, and the server of the CRI socket.
 //!
-//! [`cri`] is client and server of the Container Runtime Interface. [`containerd`] calls containerd's own API. `import`
-//! adds fetched images to a containerd. `sizes` reads from containerd how much space the removal of an image frees.
+//! [`cri`] has client and server of the Container Runtime Interface. [`containerd`] calls containerd's own API.
+//! `import` adds images to containerd. `sizes` computes how much disk space each image removal frees.
 
 pub mod containerd;
 pub mod cri;
@@ -18,5 +18,5 @@ pub use import::{
 };
 pub use sizes::ContainerdSizes;
 
-/// The maximum length of a message in either direction, in both interfaces.
+/// Maximum length of a message in both directions, for CRI and for containerd's API.
 pub const MESSAGE_BYTES_MAX: usize = 16 << 20;

@@ -1,6 +1,6 @@
-//! Calls over a unix socket. The elements of an encoded answer are counted and limited before the answer is decoded.
+//! gRPC calls over a unix socket. The elements of an encoded answer are counted and limited before it is decoded.
 //!
-//! An image or a mount may be two bytes on the wire, so a message of 16 MiB could expand to gigabytes in memory.
+//! An image or a mount may have two bytes on the wire, so a message of 16 MiB could expand to gigabytes in memory.
 
 use std::{error::Error, io, marker::PhantomData};
 
@@ -19,7 +19,7 @@ use tower::service_fn;
 
 use crate::MESSAGE_BYTES_MAX;
 
-/// A channel that calls `dial` to connect when it is used.
+/// A channel that connects on demand with `dial`.
 pub(crate) fn channel<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Channel
 where
     F: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -32,7 +32,7 @@ where
     Channel::from_static("http://localhost").connect_with_connector_lazy(connect)
 }
 
-/// The root cause of a status that the client created because the peer is unreachable.
+/// The root cause of a status that this process created for an unreachable peer. `None`: the peer sent the status.
 pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     let mut cause = status.source()?;
     while let Some(deeper) = cause.source() {
@@ -56,7 +56,7 @@ pub(crate) async fn unary<Q: Message + 'static, A: Message + Default + 'static>(
     ready(channel).await?.unary(request, path, BoundedCodec::new(bounds)).await.map(Response::into_inner)
 }
 
-/// All items of a streamed list.
+/// Collects all items of a streamed list.
 pub(crate) async fn listed<Q: Message + 'static, A: Message + Default + 'static, T>(
     channel: Channel,
     path: PathAndQuery,
@@ -85,13 +85,13 @@ pub(crate) struct MessageBounds {
 }
 
 impl MessageBounds {
-    /// The limits that are left after a message. `None`: the message exceeds the limits.
+    /// The limits that remain after a message. `None`: the message exceeds the limits.
     #[must_use]
     pub(crate) fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
         for entry in Fields(message) {
             entries += 1;
-            // A text may decode as a message, so its parts are counted, too.
+            // A text and a message have the same encoding, so the parts of a text are counted, too.
             parts += Fields(entry).count();
             if entries > self.entries || parts > self.parts {
                 return None;
@@ -135,7 +135,7 @@ fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Prost's codec, which counts the elements of an answer before decoding.
+/// Prost's codec with limits: the elements of an answer are counted before it is decoded.
 pub(crate) struct BoundedCodec<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,

@@ -1,8 +1,8 @@
-//! The limits of an answer of containerd.
+//! Size limits of containerd's answers.
 
 use crate::wire::MessageBounds;
 
-/// Limits of one answer over all its messages. The largest nodes stay far below them.
+/// Limits of one answer over all its messages. The largest nodes stay far below these limits.
 pub(crate) const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
 
 #[cfg(test)]

@@ -28,9 +28,9 @@ use crate::{
 const WRITE_BYTES_MAX: u64 = 1 << 20;
 const WRITE_STEPS_MAX: usize = 2;
 
-/// `Kind` of a snapshot.
+/// A value of `snapshots.Info.kind`.
 pub(crate) const COMMITTED: i32 = 3;
-/// `WriteAction` of a step.
+/// Values of `content.WriteContentRequest.action`.
 const WRITE: i32 = 1;
 const COMMIT: i32 = 2;
 
@@ -39,14 +39,14 @@ impl ContainerdClient {
         self.ask_many("Namespaces.List", "", ()).await
     }
 
-    /// Creates a lease. It expires after `lifetime`, at the next collection.
+    /// Creates a lease. The first garbage collection after `lifetime` removes the lease.
     pub async fn create_lease(&self, lease: &LeaseId, lifetime: Duration) -> Answer<()> {
         let labels = BTreeMap::from([("containerd.io/gc.expire".to_owned(), expiry(SystemTime::now(), lifetime))]);
         let message = leases::CreateRequest { id: lease.as_str().to_owned(), labels };
         self.ask("Leases.Create", lease.as_str(), message).await
     }
 
-    /// Deletes a lease. With `collects`, returns after the next collection. An absent lease is no error.
+    /// Deletes a lease. With `collects`, containerd answers after the next collection. An absent lease is no error.
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Answer<()> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         self.ask_to_remove("Leases.Delete", lease.as_str(), message).await
@@ -62,8 +62,8 @@ impl ContainerdClient {
         Ok(present(listed.await)?.unwrap_or_default())
     }
 
-    /// Adds a resource to a lease, even if the resource does not exist. `kind` is `content` (includes all content that
-    /// its labels refer to) or `snapshots/SNAPSHOTTER` (includes its parents).
+    /// Adds a resource to a lease. The resource may be absent. `kind` is `content`, which also protects the content
+    /// that its labels refer to, or `snapshots/SNAPSHOTTER`, which also protects the parents.
     pub async fn hold(&self, lease: &LeaseId, kind: &str, id: &str) -> Answer<()> {
         let resource = leases::Resource { id: id.to_owned(), r#type: kind.to_owned() };
         let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
@@ -84,7 +84,7 @@ impl ContainerdClient {
         self.ask("Snapshots.Commit", &name, message).await
     }
 
-    /// Removes a snapshot. An absent snapshot is no error.
+    /// An absent snapshot is no error.
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Answer<()> {
         self.ask_to_remove("Snapshots.Remove", key, of_snapshot(snapshotter, key)).await
     }
@@ -93,18 +93,17 @@ impl ContainerdClient {
         self.list("Snapshots.List", snapshotter, snapshotter.to_owned()).await
     }
 
-    /// The usage of a snapshot without its parents. Read from the database if committed, otherwise by a walk. `None` if
-    /// absent.
+    /// The disk usage without parents. containerd walks the tree of an uncommitted snapshot. `None`: absent snapshot.
     pub async fn usage(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::UsageResponse>> {
         present(self.ask("Snapshots.Usage", key, of_snapshot(snapshotter, key)).await)
     }
 
-    /// Describes a blob. `None` if the namespace has no blob with this digest.
+    /// `None`: the namespace has no blob with this digest.
     pub async fn content(&self, digest: &str) -> Answer<Option<content::Info>> {
         self.ask_one("Content.Info", digest, digest.to_owned()).await
     }
 
-    /// Sets labels of a blob. Its other labels do not change.
+    /// Sets these labels of a blob. Other labels stay.
     pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Answer<()> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
@@ -117,7 +116,6 @@ impl ContainerdClient {
         self.list("Content.List", "", ()).await
     }
 
-    /// The blobs that have a label.
     pub(crate) async fn contents_with(&self, label: &str) -> Answer<Vec<content::Info>> {
         self.list("Content.List", label, format!("labels.{label:?}")).await
     }
@@ -143,7 +141,7 @@ impl ContainerdClient {
             Ok(written)
         };
         let call = self.read("Content.Write", digest, ReceiverStream::new(messages), read);
-        // If the call ends early, its receiver is dropped, which stops the sender.
+        // If the call ends early, it drops the receiver, and `send_steps` stops.
         let (sent, written) = tokio::join!(send_steps(steps, digest, size, bytes, &labels), call);
         let unexpected = |why: &str| Err(self.unexpected("Content.Write", digest, why));
         if let Err(error) = sent {
@@ -169,7 +167,7 @@ impl ContainerdClient {
         self.ask("Images.Create", &name, One { item: Some(image) }).await
     }
 
-    /// Sets the target and labels of an image record. Its other labels do not change.
+    /// Sets the target and these labels of an image record. Other labels stay.
     pub async fn update_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
@@ -178,7 +176,7 @@ impl ContainerdClient {
         self.ask("Images.Update", &name, message).await
     }
 
-    /// Deletes an image record. containerd collects its content later. An absent record is no error.
+    /// Deletes an image record. A later garbage collection removes the content. An absent record is no error.
     pub(crate) async fn delete_image(&self, name: &str) -> Answer<()> {
         self.ask_to_remove("Images.Delete", name, name.to_owned()).await
     }
@@ -187,7 +185,7 @@ impl ContainerdClient {
         self.plugins("io.containerd.snapshotter.v1").await
     }
 
-    /// The plugins that store blobs; usually one plugin.
+    /// The plugins that store blobs. containerd usually has one.
     pub(crate) async fn content_stores(&self) -> Answer<Vec<introspection::Plugin>> {
         self.plugins("io.containerd.content.v1").await
     }
@@ -228,7 +226,7 @@ fn expiry(now: SystemTime, lifetime: Duration) -> String {
     Timestamp::try_from(now + lifetime).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Sends a write from the first message to the commit, which has the last bytes. Stops if the call has ended.
+/// Sends the messages of one write. The last message is the commit and has the last bytes. Stops if the call has ended.
 async fn send_steps(
     steps: mpsc::Sender<content::WriteContentRequest>,
     digest: &str,
@@ -238,8 +236,7 @@ async fn send_steps(
 ) -> io::Result<()> {
     let length = |bytes: u64| i64::try_from(bytes).map_err(|_| io::Error::from(io::ErrorKind::FileTooLarge));
     let total = length(size)?;
-    // containerd locks writes with the same name. Another or a failed import of the same image must not block this
-    // write.
+    // containerd locks a write by its name. With a unique name, no other import of the same blob blocks this write.
     let name = format!("{}-{digest}", LeaseId::unique().as_str());
     let mut offset = 0;
     loop {

@@ -17,7 +17,7 @@ use crate::{
 };
 
 const CALL_MAX: Duration = Duration::from_secs(30);
-/// The time limit of calls that walk or remove trees: a commit measures a tree, and the end of a lease removes content.
+/// Time limit of long calls: a commit measures a tree, and the end of a lease waits for a garbage collection.
 const TREE_CALL_MAX: Duration = Duration::from_mins(10);
 
 const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Commit", "Snapshots.Remove"];
@@ -34,7 +34,7 @@ pub struct ContainerdClient {
 }
 
 impl ContainerdClient {
-    /// A client of the containerd at a socket. The first call connects.
+    /// The first call connects.
     pub fn new(socket: &Path) -> Self {
         let socket: Arc<Path> = socket.into();
         let dialled = Arc::clone(&socket);
@@ -45,7 +45,7 @@ impl ContainerdClient {
         Self { channel, socket, lease: None, namespace: MetadataValue::from_static(NAMESPACE) }
     }
 
-    /// The same client with all calls under a lease. The lease protects what the calls create.
+    /// A client whose calls carry this lease. The lease protects everything that the calls create.
     #[must_use]
     pub fn under(&self, lease: &LeaseId) -> Self {
         Self { lease: Some(lease.header()), ..self.clone() }
@@ -64,7 +64,6 @@ impl ContainerdClient {
         self.read(call, subject, message, |channel, request| wire::unary(channel, path(call), request, ANSWER)).await
     }
 
-    /// All items of a streamed list.
     pub(crate) async fn list<Q, T>(&self, call: &'static str, subject: &str, message: Q) -> Answer<Vec<T>>
     where
         Q: Message + 'static,
@@ -75,7 +74,7 @@ impl ContainerdClient {
             .await
     }
 
-    /// Sends one call and reads its answer of one or more messages. The deadline covers all messages.
+    /// Sends one call and reads the one or more messages of the answer. The deadline covers all messages.
     pub(crate) async fn read<Q, A, F>(
         &self,
         call: &'static str,
@@ -88,13 +87,13 @@ impl ContainerdClient {
     {
         let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
         let mut request = Request::new(message);
-        // The peer receives the deadline and stops its work after it.
+        // containerd receives the deadline and stops its work at this time.
         request.set_timeout(deadline);
         request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {
             request.metadata_mut().insert("containerd-lease", lease.clone());
         }
-        // Boxed, because the future of a call is large and would increase every outer future.
+        // Boxed, because the large future of a call would enlarge every outer future.
         match tokio::time::timeout(deadline, Box::pin(send(self.channel.clone(), request))).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, call, subject, &status)),
@@ -105,7 +104,7 @@ impl ContainerdClient {
         }
     }
 
-    /// The error for an answer that containerd never returns.
+    /// The error of an answer that is invalid or exceeds a limit.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
         ContainerdError::new(Code::Unknown, &self.socket, call, subject, why)
     }
@@ -118,7 +117,7 @@ pub(crate) fn path(call: &str) -> PathAndQuery {
     path.try_into().expect("names of calls are letters")
 }
 
-// Messages with only field 1. A message with only one text is a `String`, which Prost encodes in the same way.
+// `One` and `Many` stand for all messages with only field 1. A message with only one text is a `String`.
 
 /// A message with one other message, such as `GetImageResponse`.
 #[derive(Clone, Debug, PartialEq, Message)]

@@ -1,4 +1,4 @@
-//! The error of a call to containerd, with a code for its callers.
+//! The error of a call to containerd, with a gRPC code.
 
 use std::path::Path;
 
@@ -13,10 +13,10 @@ use crate::wire::innermost;
 
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// containerd reports a full disk with any code, so its text is searched.
+/// containerd has no code for a full disk, so the error text is searched.
 const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
-/// A failed call. Its text has the call, its subject, the socket and the cause.
+/// The text names the call, the subject, the socket and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ContainerdError {
@@ -39,9 +39,9 @@ impl ContainerdError {
         Self::new(code, socket, call, subject, &shown(&why))
     }
 
-    /// `Unavailable`: containerd is unreachable. `Unimplemented`: it does not know the call. `ResourceExhausted`: its
-    /// disk is full. Also the codes for no answer in time, an existing object and an absent object. Otherwise
-    /// `Unknown`.
+    /// `Unavailable`: containerd is unreachable. `Unimplemented`: containerd does not know the call.
+    /// `ResourceExhausted`: the disk is full. `DeadlineExceeded`, `AlreadyExists` and `NotFound` have their usual
+    /// meaning. Otherwise `Unknown`.
     pub fn code(&self) -> Code {
         self.code
     }
@@ -54,7 +54,7 @@ impl From<ContainerdError> for RuntimeError {
             Code::Unavailable => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
             Code::DeadlineExceeded => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
             Code::ResourceExhausted => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
-            // An object that is absent in containerd is not an image that is absent in a registry.
+            // `NotFound` is an object that containerd lacks, and not an image that a registry lacks.
             _ => (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime),
         };
         RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, stage))
@@ -70,7 +70,7 @@ fn code(status: &Status) -> Code {
     }
 }
 
-/// containerd's text for a log: limited in length, on one line.
+/// containerd's text on one line and limited in length.
 fn shown(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
     if text.contains(is_unprintable) { quoted(text) } else { text.to_owned() }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use imagelet_core::backoff::random;
 use tonic::metadata::{Ascii, MetadataValue};
 
-/// The id of a lease of imagelet: its prefix with 128 random bits.
+/// The id of a lease that imagelet created: a prefix and a random UUID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(Arc<str>);
 
@@ -19,7 +19,7 @@ impl LeaseId {
         Self(format!("{}{first}-{second}-4{third}-8{fourth}-{last}", Self::PREFIX).into())
     }
 
-    /// Parses the id of a lease of imagelet. `None` for other leases.
+    /// `None`: another client created the lease.
     pub(crate) fn own(text: &str) -> Option<Self> {
         let is_own = text.starts_with(Self::PREFIX) && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_own.then(|| Self(text.into()))

@@ -1,7 +1,6 @@
-//! Parses the text of an endpoint with the rules of the CRI's own clients (`docs/spec/cri.md §1.1`, §1.2).
+//! Parses an endpoint with the rules of CRI's own clients (`docs/spec/cri.md §1.1`, §1.2), for Unix and Windows nodes.
 //!
-//! Pure and independent of the host's platform: a node of another system can be checked from here. [`crate::cri::Endpoint`]
-//! decides which addresses imagelet accepts for its own sockets.
+//! [`crate::cri::Endpoint`] decides which addresses imagelet accepts for its own sockets.
 
 use std::borrow::Cow;
 
@@ -15,23 +14,23 @@ pub enum AddressPlatform {
     Windows,
 }
 
-/// The parts of an endpoint, as the CRI's parser returns them.
+/// The parts of an endpoint, as CRI's parser returns them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// How it is reached: `unix`, a socket with a path; `tcp`, a host and a port; `npipe`, a named pipe of Windows.
+    /// `unix`: a socket with a path. `tcp`: a host and a port. `npipe`: a named pipe of Windows.
     pub protocol: &'static str,
     /// The path of a socket or pipe, or the host and port.
     pub address: String,
-    /// The host in a Unix endpoint, a mistake of the user: `foo` in `unix://foo/bar`. The parser drops it.
+    /// The host of a Unix endpoint, such as `foo` in `unix://foo/bar`. CRI's clients ignore this mistake of the user.
     pub host: String,
 }
 
-/// The error of a text that is not an address, with the text of the CRI's parser.
+/// A text is no address. The message is that of CRI's parser.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AddressError {
     message: String,
-    /// The scheme, if the text has a readable one.
+    /// Empty: the text has no readable scheme.
     pub protocol: String,
 }
 
@@ -43,7 +42,7 @@ impl Address {
     /// Parses a text with a scheme.
     ///
     /// # Errors
-    /// If it is no URL, or has no scheme or an unknown one.
+    /// If the text is no URL, or its scheme is absent or unknown.
     pub fn parse(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let (text, using) = match platform {
             AddressPlatform::Unix => (Cow::from(text), "using"),
@@ -51,7 +50,7 @@ impl Address {
         };
         let quoted_text = quoted(&text);
         if text.bytes().any(|byte| byte.is_ascii_control()) {
-            // Also in a fragment, which Go takes: an endpoint is printed as it was given.
+            // Go accepts a control character in a fragment, but an endpoint is printed as given.
             return Err(refused(format!("parse {quoted_text}: net/url: invalid control character in URL"), ""));
         }
         let parsed = GoUrl::parse(&text).and_then(|GoUrl { scheme, host, path }| {
@@ -76,10 +75,10 @@ impl Address {
         }
     }
 
-    /// The address to dial or to listen on: on Unix a text without a scheme is a path, and only a socket is accepted.
+    /// Parses the address to dial or to listen on. On Unix, a text without a scheme is a path.
     ///
     /// # Errors
-    /// As [`Address::parse`], and on Unix for any address but a socket.
+    /// As [`Address::parse`], and on Unix for an address that is no socket.
     pub(crate) fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let address = match Self::parse(text, platform) {
             Err(error) if platform == AddressPlatform::Unix && error.protocol.is_empty() => {
@@ -94,7 +93,7 @@ impl Address {
     }
 }
 
-/// The target for gRPC libraries: a path is dialled without a name lookup.
+/// The target for gRPC libraries. A path is dialled without a name lookup.
 pub fn client_target(address: &str) -> String {
     let address = match address.strip_prefix("unix://") {
         Some(path) if path.starts_with('/') => path,

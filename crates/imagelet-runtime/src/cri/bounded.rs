@@ -1,10 +1,8 @@
-//! The limits of a runtime's answers. A message of 16 MiB can need gigabytes in memory, and a stream has no limit.
-//!
-//! The parts of a message are counted before it is decoded. The parts of a stream are counted over all its messages.
+//! Size limits of a runtime's answers. The limits of a list cover all messages of a stream.
 
 use crate::{MESSAGE_BYTES_MAX, wire::MessageBounds};
 
-/// The limits of a list. The largest nodes stay far below them.
+/// The largest nodes stay far below these limits.
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 

@@ -33,16 +33,16 @@ use crate::{
     wire,
 };
 
-/// The time limit of one attempt: the minimum that the CRI interface requires.
+/// Time limit of one attempt: the minimum that CRI requires.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// The wait before the next attempt, and its random deviation as a share of the wait.
+/// The wait after a failed attempt. `WAIT_JITTER` is its random deviation as a share of the wait.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_GROWTH: f64 = 1.6;
 const WAIT_JITTER: f64 = 0.2;
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Makes one attempt, unless the back-off forbids it. The attempt is counted as failed until a call is answered, so
-/// that a peer that accepts and drops connections is not dialled in a loop.
+/// Connects once, unless the back-off forbids an attempt. The attempt counts as failed until the peer answers a call,
+/// so a peer that accepts and drops connections is not dialled in a loop.
 async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
@@ -54,7 +54,7 @@ async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
     connected
 }
 
-/// A peer with its timeout. Clones share the connection.
+/// Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) channel: Channel,
@@ -62,7 +62,7 @@ pub(crate) struct Peer {
     endpoint: Endpoint,
     /// The time limit of each call except a pull.
     pub(crate) timeout: Duration,
-    /// Whether lists are streamed. Permanently off after the runtime rejected a stream. Clones share it.
+    /// Whether lists are streamed. `false` after the runtime rejected a stream. Clones share the value.
     streams: Arc<AtomicBool>,
 }
 
@@ -94,7 +94,7 @@ impl Peer {
             .await
     }
 
-    /// Sends one call without a deadline, and returns its status unchanged.
+    /// Sends one call without a deadline. Returns the status of a failed call unchanged.
     pub(crate) async fn ask_without_deadline<Q, A>(&self, call: Call, message: Q) -> Result<A, Status>
     where
         Q: Message + 'static,
@@ -113,14 +113,14 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         trace::inject(request.metadata_mut());
-        // Boxed, because the future of a call is large and would increase every outer future.
+        // Boxed, because the large future of a call would enlarge every outer future.
         let answer = trace::follow(call, Box::pin(send(self.channel.clone(), request))).await;
         self.note(answer.as_ref().err());
         answer
     }
 
-    /// A list. It is streamed (`docs/spec/cri.md §3.1`) if enabled and supported by the runtime, so that it may exceed
-    /// one message. Otherwise it is one message. The partial result of a failed stream is dropped.
+    /// Lists with a stream (`docs/spec/cri.md §3.1`), which may exceed one message. Lists with one message if streams
+    /// are off or the runtime does not support them. The partial result of a failed stream is dropped.
     pub(crate) async fn list<A: Message + Default + 'static, T>(
         &self,
         stream: Call,
@@ -157,12 +157,12 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
-        // The peer receives the deadline and stops its work after it.
+        // The peer receives the deadline and stops its work at this time.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
-                // No caller cancelled, so the peer's `Cancelled` means that the deadline passed.
+                // This process did not cancel, so the peer's `Cancelled` means that the deadline passed.
                 error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
                     Err(self.timed_out(call))
                 }
@@ -172,18 +172,18 @@ impl Peer {
         }
     }
 
-    /// Resets the back-off after an answer. A status with a cause is from this process and not an answer.
+    /// Resets the back-off after an answer. A status with a cause is from this process and is no answer.
     pub(crate) fn note(&self, failed: Option<&Status>) {
         if failed.is_none_or(|status| status.source().is_none()) {
             self.backoff.reset();
         }
     }
 
-    /// The error of a status. It includes the socket if the peer is unreachable.
+    /// Converts a status. The error of an unreachable peer names the socket.
     pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
         let error = error_from_status(call, status);
         match error.kind() {
-            // A pull has no deadline in this process: the peer reports its own timeout.
+            // A pull has no deadline in this process, so the timeout is the peer's own.
             RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(call),
             RuntimeErrorKind::Unavailable => RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
@@ -226,7 +226,7 @@ impl Peer {
     }
 }
 
-/// Failed attempts in a row, as in gRPC clients (`docs/spec/cri.md §2`). During the wait, calls fail without an attempt.
+/// The back-off of gRPC clients (`docs/spec/cri.md §2`). During a wait, calls fail without an attempt.
 #[derive(Debug, Default)]
 struct Backoff(Mutex<Attempts>);
 
@@ -238,7 +238,7 @@ struct Attempts {
 }
 
 impl Backoff {
-    /// Fails with the last error during the wait.
+    /// During a wait, returns the error of the last attempt.
     fn check(&self, now: Instant) -> io::Result<()> {
         let state = locked(&self.0);
         match state.until {

@@ -1,4 +1,4 @@
-//! The ports to a container runtime over CRI: its images, and its containers, which use the images.
+//! The core's ports to a container runtime over CRI: images, and the containers that use images.
 
 use crate::cri::RuntimeConfiguration;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
@@ -23,14 +23,13 @@ use crate::cri::{
     v1,
 };
 
-/// The interface version that every runtime must answer.
+/// The version that the kubelet sends in its `Version` request.
 const API_VERSION: &str = "0.1.0";
 
 /// The images of a runtime.
 ///
-/// Connects with the first call and reconnects. While the runtime is unreachable, calls fail at once. Every call except
-/// a pull has a deadline. To cancel a pull, drop its future or set a stall limit. CRI reports no progress, so a pull
-/// reports none.
+/// The first call connects, and calls after an outage reconnect. While the runtime is unreachable, calls fail at once.
+/// Every call except a pull has a deadline. A pull ends if its future is dropped. CRI reports no progress.
 #[derive(Clone, Debug)]
 pub struct RemoteImageService {
     peer: Peer,
@@ -46,28 +45,27 @@ impl RemoteImageService {
         Ok(service)
     }
 
-    /// The same without the check. The first call connects. Needs a tokio runtime.
+    /// Does not check the peer. The first call connects. Needs a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
     }
 
-    /// Sets whether lists are streamed, so that a list may exceed one message. Off if the runtime does not support
-    /// streams.
+    /// Sets whether lists are streamed if the runtime supports streams. A streamed list may exceed one message.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
         self
     }
 
-    /// Ends a pull after this time without activity: the runtime does not answer, or no bytes are written in its
-    /// folders, if they are containerd's and readable. A slow pull continues. `None`: no pull is ended.
+    /// Ends a pull if the runtime does not answer, or writes no bytes, for this time. Written bytes are only known for
+    /// a containerd with readable folders. A slow pull continues. `None`: no limit.
     #[must_use]
     pub fn with_stall_max(mut self, quiet_max: Option<Duration>) -> Self {
         self.watch = quiet_max.map(|quiet_max| Arc::new(StallWatch::new(quiet_max)));
         self
     }
 
-    /// Runs work that may hang, and ends the work when the stall watch reports a stall.
+    /// Runs work until it ends or the stall watch reports a stall.
     async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
         let Some(watch) = &self.watch else { return Ok(work.await) };
         tokio::select! {
@@ -96,7 +94,7 @@ impl RemoteImageService {
     ) -> Result<Option<(Image, BTreeMap<String, String>)>, RuntimeError> {
         require_name(spec)?;
         let request = v1::ImageStatusRequest { image: Some(convert::spec_to_wire(spec)), verbose };
-        // This error is not the specified answer for an absent image, but it has the same meaning.
+        // CRI specifies an empty answer for an absent image. `NotFound` has the same meaning.
         let response = present(self.peer.ask(Call::Image("ImageStatus"), request).await)?;
         let v1::ImageStatusResponse { image, info } = response.unwrap_or_default();
         match image {
@@ -110,7 +108,7 @@ impl RemoteImageService {
 
 #[async_trait]
 impl ImageService for RemoteImageService {
-    /// `status` answers a filter, because containerd ignores filters and lists all images.
+    /// `status` answers a filter, because containerd ignores filters.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
@@ -186,13 +184,12 @@ impl RemoteContainerService {
         Ok(service)
     }
 
-    /// The same without the check. The first call connects. Needs a tokio runtime.
+    /// Does not check the peer. The first call connects. Needs a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
 
-    /// Sets whether lists are streamed, so that a list may exceed one message. Off if the runtime does not support
-    /// streams.
+    /// Sets whether lists are streamed if the runtime supports streams. A streamed list may exceed one message.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
@@ -274,7 +271,7 @@ impl ContainerService for RemoteContainerService {
     }
 }
 
-/// Rejects an empty name: containerd resolves it to an image if its store has only one.
+/// Rejects an empty name: containerd resolves an empty name to the only image of its store.
 fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     if spec.image.is_empty() {
         return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, "no image specified"));

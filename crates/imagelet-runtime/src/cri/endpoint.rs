@@ -1,6 +1,4 @@
-//! The address of a runtime: parses a URL like `unix:///run/containerd/containerd.sock` (`docs/spec/cri.md §1`).
-//!
-//! The rules are the kubelet's.
+//! The address of a runtime, parsed with the kubelet's rules (`docs/spec/cri.md §1`).
 
 use std::{
     fmt,
@@ -35,10 +33,9 @@ pub enum EndpointError {
     Missing,
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// A relative path: a client would parse its first part as a host and drop it.
+    /// A relative path. CRI's clients parse the first part of such a path as a host and ignore the host.
     #[error("{0:?} does not name the absolute path of a socket\nhint: write unix:///PATH, with three slashes")]
     Relative(String),
-    /// Longer than the kernel's limit.
     #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]
     TooLong(PathBuf),
 }
@@ -67,10 +64,8 @@ impl Endpoint {
 impl FromStr for Endpoint {
     type Err = EndpointError;
 
-    /// A text without a scheme is parsed as a path.
-    ///
-    /// The reference client reads part of `run/foo.sock` or `unix://run/foo.sock` as a host and drops it: this is an
-    /// error.
+    /// A text without a scheme is a path. `run/foo.sock` and `unix://run/foo.sock` are errors: CRI's own client parses
+    /// `run` as a host and ignores the host.
     fn from_str(text: &str) -> Result<Self, EndpointError> {
         if text.is_empty() {
             return Err(EndpointError::Missing);

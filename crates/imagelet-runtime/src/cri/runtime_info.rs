@@ -11,11 +11,11 @@ use imagelet_core::{
 };
 
 const RUNTIME: &str = "containerd";
-/// The only snapshotter whose snapshots are plain folders, stacked by overlayfs.
+/// The only supported snapshotter. Its snapshots are plain folders, which overlayfs stacks.
 pub(crate) const OVERLAYFS: &str = "overlayfs";
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
-/// The staging folder of imports below containerd's root. It is on the mount of the snapshots and outside the
-/// snapshotter's folder, because containerd removes unknown entries there.
+/// The staging folder of imports below containerd's root, on the mount of the snapshots. It is outside the
+/// snapshotter's folder, where containerd removes unknown entries.
 const STAGING_FOLDER: &str = "imagelet-staging";
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
@@ -30,7 +30,7 @@ pub struct RuntimeInfo {
     /// `containerd`, `cri-o`, …
     pub name: String,
     pub version: String,
-    /// The distinct folders of its snapshotters.
+    /// The distinct folders of the runtime's snapshotters.
     pub places: Vec<SnapshotterPlace>,
     pub configuration: RuntimeConfiguration,
 }
@@ -48,7 +48,7 @@ pub struct SnapshotterPlace {
 pub struct RuntimeConfiguration {
     /// The default snapshotter of images. `None`: not reported.
     pub snapshotter: Option<String>,
-    /// The snapshotter of each runtime handler. Empty for the default snapshotter.
+    /// The snapshotter by runtime handler. An empty name is the default snapshotter.
     pub handlers: BTreeMap<String, String>,
     pub sandbox_images: Vec<String>,
     pub registries: RegistrySettings,
@@ -56,7 +56,6 @@ pub struct RuntimeConfiguration {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrySettings {
-    /// The runtime's configuration contains the registry settings.
     Reported {
         /// Folders that contain `HOST/hosts.toml`, in order.
         folders: Vec<PathBuf>,
@@ -64,7 +63,7 @@ pub enum RegistrySettings {
         mirrors: BTreeSet<String>,
         /// Hosts with credentials or certificates.
         configs: BTreeSet<String>,
-        /// Whether requests have additional headers.
+        /// Whether requests get headers other than `User-Agent`.
         has_headers: bool,
     },
     /// The runtime does not report registry settings.
@@ -97,7 +96,7 @@ impl RegistrySettings {
         }
     }
 
-    /// A setting for the registry that imagelet does not read. `None`: no such setting.
+    /// A setting for the registry that imagelet does not support. `None`: no such setting.
     pub fn unread(&self, registry: &str) -> Option<&'static str> {
         let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
         let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
@@ -117,7 +116,7 @@ impl RuntimeInfo {
         Self { name, version, ..Self::default() }
     }
 
-    /// Whether the runtime is containerd. Only containerd supports imports.
+    /// Only containerd supports imports.
     pub(crate) fn is_containerd(&self) -> bool {
         self.name == RUNTIME
     }
@@ -136,7 +135,6 @@ impl RuntimeInfo {
         }
     }
 
-    /// Whether the runtime uses this image for sandboxes.
     pub(crate) fn is_sandbox_image(&self, image: &Reference) -> bool {
         let wanted = image.canonical();
         let named = self.configuration.sandbox_images.iter().filter_map(|name| name.parse::<Reference>().ok());
@@ -165,19 +163,17 @@ impl SnapshotterPlace {
         (!name.is_empty()).then(|| Self { root: root.to_owned(), snapshotter: name.to_owned() })
     }
 
-    /// The folder of the layers.
     pub fn folder(&self) -> PathBuf {
         self.root.join(format!("{SNAPSHOTTER_FOLDER}{}", self.snapshotter))
     }
 
-    /// The folder in which imports stage layers.
     pub fn staging(&self) -> PathBuf {
         self.root.join(STAGING_FOLDER)
     }
 }
 
 impl RuntimeConfiguration {
-    /// Parses a runtime's verbose status. `conditions` are its condition messages by type.
+    /// Parses a runtime's verbose status. `conditions` are the messages of the status conditions by type.
     pub fn read(info: &BTreeMap<String, String>, conditions: &BTreeMap<String, String>) -> Self {
         let text = info.get("config");
         let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| Members::of(text));

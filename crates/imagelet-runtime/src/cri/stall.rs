@@ -1,9 +1,8 @@
 //! Ends pulls of a runtime that is no longer active.
 //!
-//! CRI reports no progress of a pull. Activity is an answer of the runtime. If its folders are containerd's and
-//! readable, only written bytes are activity: the blobs that it fetches and the usage of its snapshots. Activity
-//! belongs to the runtime and not to one pull, so a hanging pull ends only after the last active pull. A slow pull is
-//! never ended.
+//! CRI reports no progress of a pull, so the whole runtime is observed. For a containerd with readable folders,
+//! activity is a change of fetched blobs or of snapshot usage. For other runtimes, activity is an answer. A hanging
+//! pull therefore ends only after the last active pull. A slow pull is never ended.
 
 use std::{ffi::OsString, fs, path::Path, time::Duration};
 
@@ -18,7 +17,7 @@ use crate::cri::SnapshotterPlace;
 /// The folder of containerd's running fetches. Each fetch has its own folder.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
 const INGESTED: &str = "data";
-/// Maximum checked fetches. A node usually runs some dozens.
+/// Maximum number of checked fetches. A node usually runs some dozens.
 const INGESTS_MAX: usize = 4096;
 const LOOKS: u32 = 10;
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
@@ -26,11 +25,10 @@ const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 /// One observation of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
-    /// No answer.
     Silent,
-    /// An answer, and unreadable folders.
+    /// The runtime answers, and its folders are unreadable.
     Answers,
-    /// An answer, and the written bytes.
+    /// The runtime answers, and its written bytes are known.
     Wrote(Written),
 }
 
@@ -56,7 +54,7 @@ pub(crate) struct StallWatch {
     pulse: Mutex<Pulse>,
 }
 
-/// The decision without I/O.
+/// The observations, and the decision without I/O.
 #[derive(Debug, Default)]
 struct Pulse {
     written: Option<Written>,
@@ -104,7 +102,7 @@ impl StallWatch {
             sleep(every).await;
             let mut pulse = self.pulse.lock().await;
             if pulse.looked_at.is_none_or(|at| at.elapsed() >= every / 2) {
-                // An observation that hangs is treated as no answer, and does not delay the end.
+                // A hanging observation counts as no answer and does not delay the end of the pull.
                 let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
                 let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
                 pulse.note(found, Instant::now());
@@ -116,8 +114,7 @@ impl StallWatch {
     }
 }
 
-/// The bytes written by a runtime with these file systems. `None` if its folders are not containerd's or not readable.
-/// Reads the disk.
+/// The written bytes of a runtime. `None`: its folders are not containerd's or not readable. Reads the disk.
 pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
     let root = filesystems.images.iter().find_map(|place| SnapshotterPlace::of(&place.mountpoint))?.root;
     let ingests = ingests(&root.join(INGESTS))?;
@@ -127,7 +124,7 @@ pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
 
 fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
     let entries = fs::read_dir(folder).ok()?.flatten().take(INGESTS_MAX);
-    // A fetch that ended meanwhile has no size. That change is also activity.
+    // A fetch that has just ended has size 0. This change is activity, too.
     let sized = |entry: fs::DirEntry| {
         let size = fs::symlink_metadata(entry.path().join(INGESTED)).map_or(0, |file| file.len());
         (entry.file_name(), size)

@@ -1,4 +1,4 @@
-//! Propagates a caller's trace: calls made for an incoming call get its trace headers (W3C trace context).
+//! Propagates a caller's trace (W3C trace context): calls to the runtime get the trace headers of the incoming call.
 
 use tonic::{
     Status,
@@ -45,7 +45,7 @@ pub(crate) struct TraceContext {
 }
 
 impl TraceContext {
-    /// The trace of a call. Empty if its headers are invalid.
+    /// Reads the trace of a call. Empty: `traceparent` is absent or invalid.
     pub(crate) fn of(metadata: &MetadataMap) -> Self {
         let Some((parent, caller)) = metadata.get(PARENT).and_then(|it| Some((it, read_parent(it.as_bytes())?))) else {
             return Self::default();
@@ -61,7 +61,7 @@ impl TraceContext {
         self.headers.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
     }
 
-    /// Runs a call so that the calls made for it belong to the trace. Spawned tasks do not belong to the trace.
+    /// Runs a call within the trace. Tasks that the call spawns are outside the trace.
     pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
         CURRENT.scope(self, call).await
     }
@@ -76,13 +76,13 @@ pub struct CallerTrace {
     pub is_sampled: bool,
 }
 
-/// The span of the CRI call that this task answers. `None` outside a call, or if the call has no trace.
+/// The caller's span of the CRI call that this task answers. `None`: outside a call, or a call without a trace.
 pub fn current_trace() -> Option<CallerTrace> {
     CURRENT.try_with(|current| current.caller).ok()?
 }
 
 pub(crate) fn inject(metadata: &mut MetadataMap) {
-    // Fails outside the scope of an incoming call; then no header is added.
+    // `try_with` fails outside the scope of an incoming call. Then no header is added.
     let _ = CURRENT.try_with(|current| {
         for (name, value) in &current.headers {
             metadata.insert(*name, value.clone());

@@ -1,6 +1,6 @@
-//! Access for fuzz targets to private parsers: containerd's lists, and the labels of its blobs and leases.
+//! Fuzz access to private parsers of containerd's lists and of the labels of blobs and leases.
 //!
-//! The checks are in `crates/imagelet/tests/fuzz/`. The program does not call this module.
+//! The checks are in `crates/imagelet/tests/fuzz/`.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -16,7 +16,6 @@ use crate::{
     sizes::{Listed, has_expired},
 };
 
-/// The lists of containerd.
 #[derive(Clone, Debug, Default)]
 pub struct Lists {
     pub images: Vec<images::Image>,
@@ -26,7 +25,7 @@ pub struct Lists {
     pub elsewhere: HashSet<String>,
 }
 
-/// The parts of all images. `usage` returns bytes and inodes of a snapshot.
+/// `usage` returns the bytes and inodes of a snapshot.
 pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64)>) -> Result<LayerGraph, String> {
     let Lists { images, contents, snapshots, leased, elsewhere } = lists.clone();
     let mut listed = Listed { images, contents, snapshots, leased, elsewhere, ..Listed::default() };
@@ -39,13 +38,13 @@ pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64
     listed.graph().map_err(|error| error.to_string())
 }
 
-/// Whether a lease with these labels has ended at `now`, in seconds since 1970.
+/// `now` is in seconds since 1970.
 pub fn lease_has_ended(labels: BTreeMap<String, String>, now: i64) -> Option<bool> {
     let lease = leases::Lease { id: String::new(), labels };
     Some(has_expired(&lease, Timestamp::from_second(now).ok()?))
 }
 
-/// The label with the source repositories of a blob, after a pull of `reference`.
+/// The label with the source repositories of a blob after a pull of `reference`.
 pub fn label_of_source(reference: &Reference, before: &BTreeMap<String, String>) -> Option<(String, String)> {
     source_label(reference, before)
 }

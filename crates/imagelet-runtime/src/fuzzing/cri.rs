@@ -1,6 +1,6 @@
-//! Access for fuzz targets to private conversions: each from a wire message to core types and back.
+//! Fuzz access to private conversions from wire messages to core types and back.
 //!
-//! The checks are in `crates/imagelet/tests/fuzz/`. The program does not call this module.
+//! The checks are in `crates/imagelet/tests/fuzz/`.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::cri::{
     server, v1,
 };
 
-/// The image of a request, and the same image as a request.
+/// The image of a request, and the request that is encoded from this image.
 pub fn requested_image(bytes: &[u8]) -> Option<(ImageSpec, Vec<u8>)> {
     let request = v1::ImageStatusRequest::decode(bytes).ok()?;
     let spec = convert::spec_from_wire(request.image);
@@ -26,12 +26,12 @@ pub fn requested_image(bytes: &[u8]) -> Option<(ImageSpec, Vec<u8>)> {
     Some((spec, v1::ImageStatusRequest { image, verbose: request.verbose }.encode_to_vec()))
 }
 
-/// The filter of a list request. `None` if it selects all images, or if the bytes are not a request.
+/// `None`: the request selects all images, or the bytes are no request.
 pub fn requested_filter(bytes: &[u8]) -> Option<ImageSpec> {
     convert::filter_from_wire(v1::ListImagesRequest::decode(bytes).ok()?.filter)
 }
 
-/// A pull, and the same pull as a request to a runtime.
+/// The pull of a request, and the request to a runtime that is encoded from this pull.
 pub fn requested_pull(bytes: &[u8]) -> Option<Result<(PullRequest, Vec<u8>), RuntimeError>> {
     let request = v1::PullImageRequest::decode(bytes).ok()?;
     let pull = convert::pull_from_wire(request, &Handlers::Any);
@@ -50,7 +50,7 @@ pub fn listed_images(bytes: &[u8]) -> Option<(Vec<Image>, Vec<Vec<u8>>)> {
     Some((images, batches.collect()))
 }
 
-/// The usage of file systems, and the same usage as an answer.
+/// The usage of file systems, and the answer that is encoded from this usage.
 pub fn filesystems(bytes: &[u8]) -> Option<(ImageFilesystems, Vec<u8>)> {
     let read = convert::filesystems_from_wire(v1::ImageFsInfoResponse::decode(bytes).ok()?);
     let encoded = convert::filesystems_to_wire(&read).encode_to_vec();
@@ -67,13 +67,13 @@ pub fn listed_sandboxes(bytes: &[u8]) -> Option<Vec<Sandbox>> {
     Some(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
 }
 
-/// The images of a container's volumes. `None` if the bytes are not an answer.
+/// The images of a container's volumes. `None`: the bytes are no answer.
 pub fn volumes(bytes: &[u8]) -> Option<Result<Vec<String>, RuntimeError>> {
     let status = v1::ContainerStatusResponse::decode(bytes).ok()?.status.unwrap_or_default();
     Some(convert::check_container_status(&status).map(|()| convert::volumes_from_wire(status)))
 }
 
-/// The errors of these bytes as answers of other kinds.
+/// The errors of these bytes as answers to `Version`, `Status` and `PodSandboxStatus`.
 pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
     fn refusal<A: Message + Default>(
         bytes: &[u8],
@@ -98,7 +98,7 @@ pub fn counted(bytes: &[u8]) -> Option<[(usize, usize); 2]> {
     Some([used(LIST)?, used(ONE)?])
 }
 
-/// For each kind of call: the error of a runtime's status, and code and message of the status that is returned for it.
+/// For each kind of call: the error of a runtime's status, and the code and message of the status for the client.
 pub fn relayed(code: i32, message: &str) -> Vec<(RuntimeError, i32, String)> {
     let status = Status::new(Code::from_i32(code), message);
     let calls = [Call::Pull, Call::Remove, Call::Image("ListImages"), Call::Runtime("ListContainers")];
@@ -110,7 +110,7 @@ pub fn relayed(code: i32, message: &str) -> Vec<(RuntimeError, i32, String)> {
     calls.into_iter().map(relay).collect()
 }
 
-/// A runtime's message about a pull in the form that is shown.
+/// A runtime's message about a pull, without the credential of the pull.
 pub fn shown_refusal(message: &str, request: &PullRequest) -> String {
     convert::without_credential(Status::unknown(message), request).message().to_owned()
 }

@@ -12,9 +12,9 @@ use tokio::time::Instant;
 
 use crate::cri::{OVERLAYFS, RuntimeInfo};
 
-/// The pod annotation that tells containerd the handler of a pull.
+/// containerd's pod annotation for the handler of a pull.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
-/// After a successful forward, further pulls from its registry are forwarded for this time.
+/// After a successful forward, further pulls from the registry are forwarded for this time.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
 
@@ -31,8 +31,8 @@ pub enum ImportMode {
     Require,
 }
 
-/// Returns the runtime if runtime and request permit an import. Staging may still fail later. `request`: `None` for any
-/// pull. `is_preferred`: a recent forward to the image's registry succeeded.
+/// Returns the runtime if an import is permitted. The site may still fail to open. `request` is `None` for pulls in
+/// general. `is_preferred`: a forward to the image's registry has recently succeeded.
 pub(super) fn import_target<'a>(
     mode: ImportMode,
     runtime: &'a Result<RuntimeInfo, ForwardReason>,
@@ -66,14 +66,14 @@ pub(super) fn import_target<'a>(
     if let Some(setting) = runtime.configuration.registries.unread(&registry) {
         return Err(ForwardReason::RegistrySetting { setting, registry });
     }
-    // Only this mode forwards pulls, so only this mode uses the earlier success of a forward.
+    // `Require` forwards no pull, so it ignores preferred registries.
     if is_preferred && mode == ImportMode::Auto {
         return Err(ForwardReason::RegistryPreferred(registry));
     }
     Ok(runtime)
 }
 
-/// The snapshotter of the handler must be supported, because containerd uses it for the handler's images.
+/// containerd uses the snapshotter of the handler for the handler's images, so this snapshotter must be supported.
 fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
     let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
@@ -87,11 +87,10 @@ fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), Forward
     Ok(())
 }
 
-/// A successful survey of the runtime.
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) runtime: RuntimeInfo,
-    /// The start of the runtime that was surveyed.
+    /// The start of the surveyed runtime, as `ImportSite::incarnation` identifies it.
     pub(super) incarnation: Option<String>,
     pub(super) at: Instant,
 }
@@ -110,19 +109,17 @@ impl Survey {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// The runtime pulls the image once. With `remember`, a success lets further pulls from the registry be forwarded
-    /// for a while.
+    /// The runtime pulls the image. `remember`: after a success, the registry's further pulls are forwarded, too.
     Forward { remember: bool },
     /// The pull fails.
     Fail,
 }
 
-/// The next step after a failed import. A pull for another platform cannot be forwarded, because CRI has no platform
-/// field.
+/// The next step after a failed import. CRI has no platform field, so a pull for another platform is not forwarded.
 pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &PullRequest) -> AfterFailure {
     use ErrorClass as C;
     let (stage, fault) = (failed.stage, failed.cause.fault());
-    // The runtime's own pull of an artifact succeeds and has no file. The next pull may be imported.
+    // The runtime's own pull of an artifact would succeed without a file. A later pull may be imported.
     if mode != ImportMode::Auto || request.platform.is_some() || stage == ImportStage::Unusable || failed.is_artifact {
         return AfterFailure::Fail;
     }
@@ -153,16 +150,15 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
     }
 }
 
-/// Whether a pod sees an empty folder of an image that containerd pulled itself, as of every artifact.
+/// Whether a pod that mounts this image sees an empty folder. containerd's own pull unpacks no file of an artifact.
 pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
     let Some(config) = pulled.config.as_ref().and_then(|config| Members::of(config.as_str())) else { return false };
-    // The configuration of an artifact is not an image's: `FROM scratch` has no layers. Shims run a WebAssembly module.
+    // An image without layers (`FROM scratch`) still has an image configuration. Shims run a WebAssembly module.
     let is_image = config.object("rootfs").get::<&str>("type") == Some("layers");
     pulled.layers.is_empty() && !is_image && config.get::<&str>("architecture") != Some("wasm")
 }
 
-/// Whether an import stays impossible without a change of settings. An artifact that containerd pulled for another
-/// reason is withdrawn, because a later pull may import it.
+/// Whether only a change of settings can make the import possible.
 pub(super) fn is_lasting(reason: &ForwardReason) -> bool {
     use ErrorClass as C;
     match reason {

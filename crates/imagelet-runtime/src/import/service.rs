@@ -31,33 +31,31 @@ use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
 const SURVEY_MAX: Duration = Duration::from_secs(5);
 /// Pulls reuse a survey for this time.
 const SURVEY_FRESH: Duration = Duration::from_mins(1);
-/// If a survey fails, a successful survey of at most this age is used: a busy runtime has not changed.
+/// If a survey fails, a successful survey of at most this age is used, because a busy runtime does not change.
 const SURVEY_RECENT: Duration = Duration::from_mins(10);
 /// Time limit to open staging and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
-/// The interval of checks whether the runtime has changed. It is shorter than a survey's lifetime, so pulls find a
-/// fresh survey.
+/// The interval of surveys. It is shorter than `SURVEY_FRESH`, so pulls find a fresh survey.
 const WATCH_PERIOD: Duration = Duration::from_secs(50);
 const ROUTES_MAX: usize = 32;
 
 /// Opens the resources of imports for a runtime.
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
-    /// Reads the runtime's identity and configuration. For a runtime other than containerd, name and version are
-    /// enough.
+    /// Reads the runtime's identity and configuration. Only containerd needs more than name and version.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
-    /// The runtime's socket for messages.
+    /// The runtime's socket, for error messages.
     fn socket(&self) -> &Path;
 
-    /// A text that changes with each start of the runtime and needs no call. `None`: the runtime does not run.
+    /// Identifies a start of the runtime without a call. `None`: the runtime does not run.
     fn incarnation(&self) -> Option<String>;
 
     /// Opens staging and the runtime's own API.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason>;
 
-    /// Fetches an image and imports it, if the site is open. Returns after the runtime lists the image and the image is
-    /// on disk. Dropping the future cancels the import; its resources in the runtime are released in the background.
+    /// Fetches and imports an image, if the site is open. Returns after the runtime lists the image and the image is on
+    /// disk. Dropping the future cancels the import. A background task then releases its resources in the runtime.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
     /// The hosts that an import of an image may contact in addition to its registry.
@@ -78,10 +76,9 @@ struct SiteKey {
     registries: RegistrySettings,
 }
 
-/// A finished pull and its route.
 #[derive(Clone, Debug)]
 pub struct RouteTaken {
-    /// The time it ended.
+    /// The end of the pull.
     pub at: SystemTime,
     pub image: String,
     pub route: PullRoute,
@@ -93,7 +90,7 @@ pub struct RouteTaken {
 pub struct ImportHealth {
     pub mode: ImportMode,
     pub runtime: Result<RuntimeInfo, ForwardReason>,
-    /// The reason against imports. `None`: pulls are imported.
+    /// Why pulls are not imported. `None`: pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
 
@@ -126,7 +123,6 @@ struct Pull<'a> {
 }
 
 impl ImportingImages {
-    /// Wraps the images of a runtime. Pulls are imported if the site permits imports.
     pub fn new(
         inner: Arc<dyn ImageService>,
         site: Arc<dyn ImportSite>,
@@ -172,7 +168,7 @@ impl ImportingImages {
         ImportHealth { mode: self.mode, runtime, obstacle }
     }
 
-    /// The routes of the last pulls. The newest is last.
+    /// The newest route is last.
     pub fn recent_routes(&self) -> Vec<RouteTaken> {
         self.shared().routes.iter().cloned().collect()
     }
@@ -183,8 +179,7 @@ impl ImportingImages {
         self.site.close().await;
     }
 
-    /// The runtime from the last survey if that is younger than `age_max`, otherwise from a new survey. If the new
-    /// survey fails, a recent survey stays valid.
+    /// Reuses a survey younger than `age_max`, or surveys the runtime. After a failure, a recent survey is valid.
     async fn survey(&self, age_max: Duration) -> Result<RuntimeInfo, ForwardReason> {
         let incarnation = self.site.incarnation();
         let known = |age_max| {
@@ -205,7 +200,7 @@ impl ImportingImages {
             Ok(Err(error)) if error.kind() == RuntimeErrorKind::Unsupported => {
                 return Err(ForwardReason::ApiClosed(error.chain()));
             }
-            // These errors name the socket.
+            // The texts of these errors already name the socket.
             Ok(Err(error)) if matches!(error.kind(), RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut) => {
                 error.chain()
             }
@@ -215,7 +210,7 @@ impl ImportingImages {
         known(SURVEY_RECENT).ok_or(ForwardReason::RuntimeUnknown(failed))
     }
 
-    /// Drops the survey: the runtime may be another one after the outage.
+    /// Drops the survey, because another runtime may run after the outage.
     fn forget_runtime(&self) {
         let mut shared = self.shared();
         (shared.survey, shared.opened) = (None, None);
@@ -231,7 +226,7 @@ impl ImportingImages {
         self.open(import_target(self.mode, runtime, request, is_preferred)?).await
     }
 
-    /// Opens the site for the runtime, once until the runtime changes.
+    /// Opens the site, unless it is already open for this runtime and its settings.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
         let key = SiteKey {
             version: runtime.version.clone(),
@@ -287,7 +282,7 @@ impl ImportingImages {
         }
     }
 
-    /// `remember`: a success lets further pulls from the registry be forwarded for a while.
+    /// `remember`: after a success, further pulls from the registry are forwarded, too.
     async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason, remember: bool) -> Result<ImageId, RuntimeError> {
         let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));
@@ -311,8 +306,7 @@ impl ImportingImages {
         pulled
     }
 
-    /// Whether pods see an empty folder of an image that the runtime has pulled itself. Other runtimes than containerd
-    /// mount artifacts.
+    /// Whether pods see an empty folder of the pulled image. Runtimes other than containerd mount artifacts.
     async fn shows_empty_folder(&self, image: &ImageSpec) -> bool {
         if !self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd()) {
             return false;
@@ -321,8 +315,7 @@ impl ImportingImages {
         details.ok().and_then(Result::ok).flatten().is_some_and(|details| is_empty_folder(&details))
     }
 
-    /// Removes an artifact that the runtime has pulled without its files, so that it does not count as present. The next
-    /// pull is imported.
+    /// Removes an artifact that the runtime pulled without files, so that a later pull imports the artifact.
     async fn withdraw(&self, request: &PullRequest, reason: &ForwardReason) -> RuntimeError {
         let image = shown_name(&request.image.image);
         if let Some(registry) = registry_of(request) {
@@ -357,7 +350,7 @@ impl ImportingImages {
     }
 }
 
-/// The error of a pull that must not be forwarded. A temporary reason gets an error that is retried.
+/// The error of a pull that must not be forwarded. A temporary reason becomes an error that clients retry.
 fn not_importable(image: &str, reason: &ForwardReason) -> RuntimeError {
     let (kind, hint) = match reason {
         ForwardReason::NameInvalid => {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::cri::{RegistrySettings, RemoteContainerService, RuntimeInfo, SnapshotterPlace};
 
-/// A stopping daemon may still own the staging folder for this time.
+/// Maximum wait for a stopping daemon that still owns the staging folder.
 const LOCK_WAIT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
@@ -81,7 +81,7 @@ impl ImportSite for RuntimeSite {
         let version = self.containers.version().await?;
         let runtime = RuntimeInfo::named(version.name, version.version);
         if !runtime.is_containerd() {
-            // Not queried: CRI-O reads all its files to report its disks.
+            // CRI-O is not queried, because it reads all its files to report its disks.
             return Ok(runtime);
         }
         let (mut configuration, filesystems) =
@@ -94,7 +94,7 @@ impl ImportSite for RuntimeSite {
         &self.socket
     }
 
-    /// The identity of the socket, because a runtime recreates its socket at each start.
+    /// The identity of the socket file. A runtime creates a new socket at each start.
     fn incarnation(&self) -> Option<String> {
         let socket = fs::metadata(&self.socket).ok()?;
         Some(format!("{} {} {}.{}", socket.dev(), socket.ino(), socket.ctime(), socket.ctime_nsec()))
@@ -118,7 +118,7 @@ impl ImportSite for RuntimeSite {
             config.registry.hosts_dirs.clone_from(folders);
         }
         let engine = self.open_engine(config).await?;
-        // The owner of the staging folder runs all imports, so other leases belong to ended processes.
+        // The owner of the staging folder runs all imports, so other leases are from ended processes.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::of_api(&error))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");

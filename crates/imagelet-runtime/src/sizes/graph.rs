@@ -25,7 +25,7 @@ const REFERS_TO_CONTENT: &str = "containerd.io/gc.ref.content";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
 /// Label of a document that refers to a snapshot. The snapshotter's name follows.
 const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
-/// Labels that keep a resource without a reference: for a time, or as long as another resource exists.
+/// Labels that keep a resource without a reference: always, for a time, or as long as another resource exists.
 const STAYS: [&str; 4] =
     ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
 const LEASED_CONTENT: &str = "content";
@@ -85,7 +85,6 @@ impl Listed {
         Ok(found.nodes.into_iter().filter_map(snapshot).collect())
     }
 
-    /// Images with their parts.
     pub(crate) fn graph(&self) -> Result<LayerGraph, TooEntangled> {
         let mut nodes = Nodes::of(self);
         let mut held = nodes.holders(self);
@@ -101,7 +100,7 @@ impl Listed {
             reached.entry(roots).or_insert_with(|| Arc::clone(&found));
             let owners = owners(record, &found, &ids);
             if owners.is_empty() {
-                // No image has this record, so no removal of an image removes it.
+                // The record belongs to no image, so no image removal frees its parts.
                 held.extend(&found.nodes);
             }
             for id in owners {
@@ -113,7 +112,7 @@ impl Listed {
     }
 }
 
-/// Number of folders that a snapshotter creates around each snapshot and does not count. `None`: unknown.
+/// Number of folders that a snapshotter creates around each snapshot and does not report. `None`: unknown.
 fn own_folders(snapshotter: &str) -> Option<u64> {
     match snapshotter {
         // The snapshot's folder and `work`.
@@ -146,7 +145,7 @@ struct Nodes<'a> {
     listed: Vec<(&'a str, &'a snapshots::Info)>,
     references: Vec<Vec<u32>>,
     configs: Vec<Option<&'a str>>,
-    /// References to snapshots of snapshotters without a list.
+    /// References to snapshots whose snapshotter has no list.
     unseen: Vec<Vec<(&'a str, &'a str)>>,
     steps_left: usize,
     /// The number of the last walk that visited each resource.

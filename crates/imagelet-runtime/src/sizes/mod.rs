@@ -1,5 +1,4 @@
-//! Exact sizes: which images of a containerd share which parts, the disk usage of each part, and which images are
-//! artifacts.
+//! Exact sizes of containerd's images: shared parts, the disk usage of each part, and which images are artifacts.
 //!
 //! The data is from containerd's own records. No tree is walked and no blob is read.
 
@@ -38,12 +37,12 @@ const NAMESPACES_MAX: usize = 64;
 /// Limit of snapshotters with images. Most nodes have one.
 const SNAPSHOTTERS_MAX: usize = 16;
 
-/// Limit of the images of which it is known whether they are artifacts.
+/// Maximum number of images in the cache of artifacts.
 const IMAGES_KNOWN_MAX: usize = 20_000;
 
-/// Limit of the question which listed images are artifacts. A list of images waits for the answer.
+/// Time limit of the query for artifacts. A list of images waits for this query.
 const ARTIFACTS_MAX: Duration = Duration::from_secs(2);
-/// After a failure, lists name no new artifact for this time.
+/// The wait after a failed query for artifacts. Until then, lists name no new artifact.
 const ARTIFACTS_AGAIN: Duration = Duration::from_secs(10);
 
 const EXPIRES: &str = "containerd.io/gc.expire";
@@ -52,23 +51,22 @@ const EXPIRES: &str = "containerd.io/gc.expire";
 pub struct ContainerdSizes {
     client: ContainerdClient,
     survey_max: Duration,
-    /// The usages of the snapshots in the last survey. The usage of a committed snapshot never changes.
+    /// The snapshot usages of the last survey. The usage of a committed snapshot never changes.
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
-    /// The images of earlier lists; `Some`: the image is an artifact. An image with an id never changes.
+    /// The images of earlier lists. `Some`: the image is an artifact. The image of an id never changes.
     artifacts: Mutex<HashMap<ImageId, Option<Arc<Artifact>>>>,
-    /// The last time when containerd did not answer which images are artifacts.
+    /// The time of the last failed query for artifacts. `None`: the last query succeeded.
     unanswered: Mutex<Option<Instant>>,
 }
 
 impl ContainerdSizes {
-    /// Creates a reader. A survey of all images takes at most `survey_max`.
+    /// A survey of all images takes at most `survey_max`.
     pub fn new(client: ContainerdClient, survey_max: Duration) -> Self {
         Self { client, survey_max, usages: Mutex::default(), artifacts: Mutex::default(), unanswered: Mutex::default() }
     }
 
     async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
-        // In this order, each list contains the objects that the previous list refers to, unless they are removed
-        // concurrently.
+        // In this order, each list has the objects that the previous list refers to, except objects removed since.
         let images = self.client.images().await?;
         let contents = self.client.contents().await?;
         let named = snapshotters(&images, &contents);
@@ -82,8 +80,7 @@ impl ContainerdSizes {
         on_thread(move || listed.graph()).await.map_err(entangled)
     }
 
-    /// The folders of containerd's blobs and snapshots. An unknown folder is treated as part of the measured file
-    /// system.
+    /// The folders of blobs and snapshots. An unknown folder counts as part of the measured file system.
     async fn folders(&self) -> PartFolders {
         let of = |stores: Result<Vec<introspection::Plugin>, ContainerdError>, below: &'static str| {
             let stores = stores.unwrap_or_else(|error| {
@@ -92,7 +89,7 @@ impl ContainerdSizes {
             });
             let folder = move |plugin: introspection::Plugin| {
                 let root = plugin.exports.get("root").map(Path::new).filter(|root| root.is_absolute())?;
-                // A file system may be mounted on the folder inside the root.
+                // This folder inside the root may be a mount point.
                 Some((plugin.id, Arc::from(root.join(below))))
             };
             stores.into_iter().filter_map(folder)
@@ -116,7 +113,7 @@ impl ContainerdSizes {
         for snapshotter in named {
             match self.client.snapshots(&snapshotter).await {
                 Ok(snapshots) => drop(all.insert(snapshotter, snapshots)),
-                // The snapshotter's plugin is no longer loaded, but labels still refer to it.
+                // The snapshotter's plugin is no longer loaded, but labels still refer to the snapshotter.
                 Err(error) if matches!(error.code(), Code::NotFound | Code::Unknown) => {
                     tracing::debug!(snapshotter, %error, "could not list the snapshots of a snapshotter");
                 }
@@ -179,11 +176,10 @@ impl ContainerdSizes {
         asked.buffer_unordered(USAGES_AT_ONCE).try_filter_map(async |usage| Ok(usage)).try_collect().await
     }
 
-    /// Adds listed images to the known ones. An import labels the configuration of an artifact, and the digest of the
-    /// configuration is the image's id.
+    /// Queries which listed images are artifacts: an import labels the configuration, whose digest is the image id.
     async fn learn(&self, listed: &[&ImageId]) -> Result<(), ContainerdError> {
         let blobs = match self.client.contents_with(ARTIFACT_TYPE_LABEL).await {
-            // The socket is not containerd's, so it has no image that imagelet made.
+            // The socket is not containerd's, so imagelet has imported no image there.
             Err(error) if error.code() == Code::Unimplemented => Vec::new(),
             blobs => blobs?,
         };
@@ -223,7 +219,7 @@ impl LayerSource for ContainerdSizes {
         }
     }
 
-    /// Asks containerd only for images that no earlier list had.
+    /// Queries containerd only if a listed image is new.
     async fn artifacts(&self, listed: &[&ImageId]) -> HashMap<ImageId, Arc<Artifact>> {
         let has_new = {
             let known = locked(&self.artifacts);

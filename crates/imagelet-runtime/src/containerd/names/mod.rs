@@ -1,9 +1,8 @@
-//! Names of image records that CRI reads in another form than recorded, and therefore does not delete.
+//! Replaces image records whose names CRI does not delete.
 //!
-//! CRI sorts the names of an image by their normal forms and deletes these forms. A record with another spelling stays
-//! with all its content, and CRI lists the image until containerd restarts. `ctr images import --digests` and
-//! `ctr images tag` write such records. This module replaces each such record with a record of the normal form, which
-//! CRI deletes.
+//! CRI removes an image by the normalized names of its records, such as `docker.io/library/app:v1`. A record with
+//! another spelling stays with all its content, and CRI lists the image until containerd restarts. `ctr images tag` and
+//! `ctr images import --digests` write such records. Each of them is replaced with a record of the normalized name.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,10 +20,10 @@ use crate::{
     containerd::{ContainerdClient, v1::images::Image},
 };
 
-/// The maximum time until CRI sees a record.
+/// Maximum wait until CRI knows a new record.
 const SEEN_MAX: Duration = Duration::from_secs(10);
 const CHECK_WAIT: Duration = Duration::from_millis(20);
-/// The wait after CRI's label, until CRI lists the name. Used if CRI cannot be queried for the name.
+/// CRI labels a record before it lists the name. This wait is used if CRI cannot be queried for the name.
 const LISTED_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
@@ -38,10 +37,10 @@ impl ContainerdNames {
         Self { client, cri }
     }
 
-    /// Waits until CRI has added the name to the image, because CRI then deletes the name.
+    /// Waits until CRI knows the name of the image, because CRI only deletes names that it knows.
     async fn wait_seen(&self, name: &str, image: &ImageId) -> Result<(), RuntimeError> {
         let end = Instant::now() + SEEN_MAX;
-        // CRI finds no name without a tag or digest, and no name with both.
+        // CRI only finds names that have either a tag or a digest.
         let is_found = name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == name);
         loop {
             let is_seen = if is_found {
@@ -75,7 +74,7 @@ impl RemovableNames for ContainerdNames {
                 replaced.push((record, read));
             }
         }
-        // Before the first change: otherwise a removal deletes a name of another image.
+        // Checked before the first change. Otherwise the removal could delete a name of another image.
         for (record, read) in &replaced {
             let other = records.iter().find(|other| other.name == *read).and_then(|other| other.target.as_ref());
             if let Some(other) = other
@@ -98,7 +97,7 @@ impl RemovableNames for ContainerdNames {
             self.wait_seen(read, image).await?;
         }
         for (record, read) in &replaced {
-            // During the wait for CRI, the name may have moved to another image.
+            // Another client may have moved the name to another image during the wait.
             let current = self.client.image(&record.name).await?.and_then(|current| current.target);
             if current.is_some_and(|current| record.target.as_ref().is_none_or(|known| known.digest != current.digest))
             {
@@ -112,8 +111,7 @@ impl RemovableNames for ContainerdNames {
     }
 }
 
-/// The form in which CRI reads a name. `None` if that is the same form, or if CRI cannot parse the name and uses it
-/// unchanged.
+/// The normalized form of a name in CRI. `None`: CRI uses the name unchanged.
 fn read_otherwise(name: &str) -> Option<String> {
     if name.parse::<Digest>().is_ok() {
         return None;
@@ -123,7 +121,7 @@ fn read_otherwise(name: &str) -> Option<String> {
         id
     } else {
         let normal = name.parse::<Reference>().ok()?.to_string();
-        // This form has no default tag.
+        // CRI's normalized form has no default tag.
         match normal.strip_suffix(":latest") {
             Some(bare) if !name.ends_with(":latest") => bare.to_owned(),
             _ => normal,

@@ -14,11 +14,10 @@ use tonic::Status;
 
 use crate::cri::v1::AuthConfig;
 
-/// The message for a pull of `image`. Its address always names a host, so that no runtime sends it to another host.
+/// Converts a credential for a pull of `image`. The address names a host, so no runtime sends the secret elsewhere.
 ///
-/// containerd compares the host of the address URL with the registry's host, and silently drops the credential if they
-/// differ. Therefore a bare host gets a scheme, an alias of Docker Hub becomes its host, and an empty address or a
-/// pattern becomes the image's host.
+/// containerd silently drops a credential if the host of the address URL is not the registry's host. A bare host gets a
+/// scheme, an alias of Docker Hub becomes its host, and an empty address or a pattern becomes the image's host.
 pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     let host = match address_host(&credential.server_address) {
         host if host.is_empty() || host.contains('*') => image_host(image).unwrap_or_default(),
@@ -40,7 +39,7 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     auth
 }
 
-/// A caller's credential for a pull of `image`. `None` if it is empty or belongs to another host.
+/// Converts the credential of a pull of `image`. `None`: the credential is empty or for another host.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
@@ -62,9 +61,9 @@ pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Opt
     Ok(Some(Credential { kind, server_address: server_address.to_owned() }))
 }
 
-/// A password without a user is an identity token, as in containerd. `None` if both are empty.
+/// A password without a user is an identity token, as in containerd. `None`: both are empty.
 fn kind_from_base64(text: &str) -> Result<Option<CredentialKind>, RuntimeError> {
-    // The messages do not contain the text, because it is the secret.
+    // The error messages do not quote the text, because the text is the secret.
     let invalid = |why| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("invalid auth: {why}"));
     let decoded = STANDARD.decode(text).map_err(|_| invalid("it is not base64"))?;
     let decoded = String::from_utf8(decoded).map_err(|_| invalid("it is not text"))?;

@@ -1,4 +1,4 @@
-//! Rejects a runtime's answers without required fields (`docs/spec/cri.md §3.3`).
+//! Rejects answers of a runtime that lack required fields (`docs/spec/cri.md §3.3`).
 
 use imagelet_core::{error::RuntimeError, text::quoted};
 

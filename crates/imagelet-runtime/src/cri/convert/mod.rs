@@ -47,7 +47,7 @@ pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     }
 }
 
-/// The filter, or `None` for each of the three forms that select all images.
+/// `None`: the filter selects all images. The filter, its image or the name is empty.
 pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
     let spec = spec_from_wire(filter?.image);
     (!spec.image.is_empty()).then_some(spec)
@@ -98,7 +98,7 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-/// The caller's original if the pull came over CRI, otherwise the known fields.
+/// The configuration as received over CRI, or a new one with the known fields of the pod.
 fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
     if let Some(encoded) = &request.encoded_pod {
         return Some(encoded.bytes().to_owned());
@@ -178,7 +178,7 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
         1 => ContainerState::Running,
         2 => ContainerState::Exited,
         3 => ContainerState::Unknown,
-        // A later state also uses the image.
+        // A state that CRI adds later also uses the image.
         _ => ContainerState::Created,
     };
     Container {
@@ -201,7 +201,7 @@ const SANDBOX_READY: i32 = 0;
 pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
 pub(crate) const CGROUPS_BY_FILES: i32 = 1;
 
-/// `None` if the sandbox has no metadata: then it uses no image.
+/// `None`: the sandbox has no metadata and therefore uses no image.
 pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == SANDBOX_READY;
     let metadata = sandbox.metadata?;

@@ -4,13 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
-/// containerd's annotation for the handler of a pod's pulls.
+/// containerd's pod annotation for the handler of a pull.
 const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
 /// The handlers that a store knows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// The handlers are not known here. Any handler is passed to the store.
+    /// Any handler is passed to the store.
     #[default]
     Any,
     /// These handlers and the default handler.
@@ -18,8 +18,8 @@ pub enum Handlers {
 }
 
 impl Handlers {
-    /// The handler of a pull, empty for the default. The field of the request has priority and must be a known handler.
-    /// Otherwise the annotation is used, if its handler is known.
+    /// The handler of a pull. Empty: the default handler. An unknown handler in the field of the request is an error.
+    /// If the field is empty, a known handler of the annotation is used.
     pub(super) fn choose(
         &self,
         field: &str,

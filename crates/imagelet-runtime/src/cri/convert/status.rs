@@ -10,12 +10,12 @@ use tonic::{Code, Status, codegen::http::uri::PathAndQuery};
 
 use crate::wire::innermost;
 
-/// The message prefix for an unreachable registry. gRPC has no code for it.
+/// The message prefix for an unreachable registry. gRPC has no code for this error.
 const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
-/// The maximum length of a sent message: a status is a percent-encoded header, and peers accept 16 KiB of headers.
+/// Maximum length of a sent message. A message is a percent-encoded header, and peers accept 16 KiB of headers.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// A method of CRI. The meaning of a status text depends on the method.
@@ -55,7 +55,7 @@ pub(crate) fn status_from_error(error: &RuntimeError) -> Status {
     Status::new(code(error.kind(), relayed), shortened(&message))
 }
 
-/// The code of an error kind. `relayed` is the code of a peer's error; it is used if the kind has no code.
+/// `relayed` is the code of a peer's error. This code is used for the kind `Other`.
 fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
     match kind {
         RuntimeErrorKind::InvalidArgument => Code::InvalidArgument,
@@ -71,13 +71,12 @@ fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
         RuntimeErrorKind::Cancelled => Code::Cancelled,
         RuntimeErrorKind::Defect => Code::Internal,
         RuntimeErrorKind::Other => relayed.unwrap_or(Code::Unknown),
-        // With another code, the kubelet puts `rpc error: …` first and does not find the prefix.
+        // With any other code, the kubelet prepends `rpc error: …` and does not find the prefix.
         _ => Code::Unknown,
     }
 }
 
-/// The error of a peer's status. A status created in this process, because the peer is unreachable, becomes
-/// [`RuntimeErrorKind::Unavailable`].
+/// Converts a peer's status. An unreachable peer becomes [`RuntimeErrorKind::Unavailable`].
 pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
     if let Some(cause) = innermost(status) {
         return if status.code() == Code::Cancelled && cause.is::<tonic::TimeoutExpired>() {
@@ -147,8 +146,7 @@ pub(crate) fn code_name(code: Code) -> String {
     }
 }
 
-/// The text without the prefix of a gRPC client, and the code in that prefix. Otherwise each server in a chain would
-/// add a prefix. `OK` is not an error code.
+/// Splits off the prefix of a gRPC client and its code. Otherwise each server of a chain would add a prefix.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
     let (name, relayed) = split_grpc_error(text);
     let code = (1..=16).map(Code::from_i32).find(|code| name == Some(code_name(*code).as_str()));

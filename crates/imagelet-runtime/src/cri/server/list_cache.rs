@@ -9,12 +9,12 @@ use prost::{
     encoding::{DecodeContext, WireType, skip_field},
 };
 
-/// The last list of all images, and its encoding. Clones share it.
+/// The last list of all images, and its encoding. Clones share the cache.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
 
 impl ListCache {
-    /// The encoding if the list is equal to the cached list. Equal images of a store are the same objects.
+    /// The encoding, if the list equals the cached list. Unchanged images are the same `Arc`s and compare fast.
     pub(super) fn get(&self, listing: &Listing) -> Option<EncodedList> {
         locked(&self.0).as_ref().filter(|(of, _)| of == listing).map(|(_, list)| list.clone())
     }

@@ -27,7 +27,7 @@ const DIRECTORY_MODE: u32 = 0o750;
 const CREATE: &str = "failed to create temporary file";
 const REMOVE: &str = "failed to remove temporary file";
 
-/// The time limit of a probe. If the connection queue is full, a daemon is listening.
+/// Time limit of a probe. A probe that times out has found a listening daemon with a full queue.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ fn failed(message: impl Into<String>) -> impl FnOnce(io::Error) -> ListenError {
 
 /// Listens on a unix socket. Creates the directory, and replaces a stale socket without a listening daemon.
 ///
-/// A rename puts the socket in place after its mode is set and its queue is open. After a failure no file remains.
+/// The socket listens and has its mode before it is renamed to its path. After a failure, no socket remains.
 ///
 /// # Errors
 /// If another daemon is listening, the path cannot be a socket, or a system call fails.

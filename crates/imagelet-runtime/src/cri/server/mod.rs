@@ -86,8 +86,7 @@ pub fn routes(images: Arc<dyn ImageService>, handlers: Handlers, runtime: Runtim
     routes
 }
 
-/// Answers a call within its caller's deadline. Tonic's server would end a late call with `Cancelled` instead of
-/// `DeadlineExceeded`.
+/// Ends a call at its caller's deadline with `DeadlineExceeded`. Tonic would end the call with `Cancelled`.
 async fn in_time<B, F>(
     request: http::Request<B>,
     answer: impl FnOnce(http::Request<Body>) -> F,
@@ -140,10 +139,10 @@ async fn traced<T>(
     }
 }
 
-/// Replaces Tonic's code for a message that is too long with the code of Go's runtimes.
+/// Replaces Tonic's code for a too long message with the code of Go's runtimes.
 fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     const CODE: &str = "grpc-status";
-    // Encoded as in a header. If the text differs, a store reported an image limit with this code.
+    // Percent-encoded as in a header. With any other text, the code means that a store rejected an image.
     const TOO_LONG: &[u8] = b"message%20length%20too%20large";
     let has = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
         response.headers().get(name).is_some_and(|value| is_it(value.as_bytes()))
@@ -165,9 +164,7 @@ fn refused(uri: &Uri) -> Status {
     Status::unimplemented(format!("unknown service {shown}"))
 }
 
-/// Answers CRI calls from a store of images.
-///
-/// A cancelled or expired call is dropped together with its pull.
+/// Answers CRI calls from a store of images. A cancelled or expired call drops its pull.
 #[derive(Clone, Debug)]
 struct ImageServer {
     images: Arc<dyn ImageService>,
@@ -214,7 +211,7 @@ impl ImageServer {
             let (metadata, _, request) = request.into_parts();
             let filter = convert::filter_from_wire(request.filter);
             let images = traced("StreamImages", &metadata, self.list(filter.as_ref())).await?;
-            // A batch is created after the previous batch was sent, so that a closed connection causes no further work.
+            // A batch is created after the previous batch was sent, so a closed connection ends the work.
             let batches = stream::iter(batches(images).map(|images| Ok(v1::ListImagesResponse { images })));
             Ok(Response::new(batches))
         });
@@ -294,7 +291,6 @@ fn to_wire(listing: Listing) -> Vec<v1::Image> {
     images
 }
 
-/// The images for each message of a stream.
 pub(crate) fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
     let mut images = to_wire(listing).into_iter().peekable();
     std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))

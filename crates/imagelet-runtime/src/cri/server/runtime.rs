@@ -44,11 +44,11 @@ const READS: [&str; 19] = [
     "StreamPodSandboxMetrics",
     EVENTS,
 ];
-/// This call's answer starts with the next event, which may take any time on a quiet node.
+/// This call has no time limit: its answer starts with the next event.
 const EVENTS: &str = "GetContainerEvents";
 const HEADERS_PASSED: [&str; 7] =
     ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
-/// This folder exists if systemd is the init system, which then manages cgroups.
+/// This folder exists if systemd is the init system. systemd then manages the cgroups.
 const SYSTEMD: &str = "/run/systemd/system";
 
 #[derive(Clone, Debug)]
@@ -61,7 +61,7 @@ enum Behind {
 }
 
 impl RuntimeServer {
-    /// A proxy to the runtime at an endpoint. It also forwards unknown calls and fields. Needs a tokio runtime.
+    /// A proxy for the reading calls of the runtime. Unknown fields are forwarded, too. Needs a tokio runtime.
     ///
     /// # Errors
     /// If the timeout is zero.
@@ -69,7 +69,7 @@ impl RuntimeServer {
         Ok(Self(Arc::new(Behind::Peer(Peer::new(endpoint, timeout)?))))
     }
 
-    /// Answers for a store without a runtime: its version, not ready for containers, and empty lists.
+    /// Answers without a runtime: imagelet's version, a status that is not ready, and empty lists.
     pub fn without_runtime(version: &str) -> Self {
         Self(Arc::new(Behind::NoRuntime { version: version.to_owned() }))
     }

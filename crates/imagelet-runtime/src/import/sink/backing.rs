@@ -10,8 +10,7 @@ use crate::{
     sizes::refers_to_snapshot,
 };
 
-/// The prefix of the labels in which a manifest refers to its layers. The next constant is for an index and its
-/// manifests.
+/// Label prefixes: from a manifest to its layers, and from an index to its manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
 const REFERS_TO_MANIFEST: &str = "containerd.io/gc.ref.content.m.";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
@@ -21,19 +20,18 @@ const BLOBS_MAX: usize = 2_000;
 #[async_trait]
 impl ImageBacking for ContainerdClient {
     async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError> {
-        // The configuration refers to the top snapshot of each snapshotter. Without the configuration no container is
-        // created.
+        // Without the configuration, no container is created. Its labels name the top snapshot of each snapshotter.
         let Some(config) = self.content(image.as_str()).await? else { return Ok(false) };
         for (snapshotter, chain) in config.labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
             if self.snapshot(snapshotter, chain).await?.is_some() {
                 return Ok(true);
             }
         }
-        // containerd unpacks the layers again if it has all their blobs.
+        // If all blobs of the layers are present, containerd unpacks the layers again.
         let target = self.image(image.as_str()).await?.and_then(|record| record.target);
         let Some(target) = target else { return Ok(false) };
         match self.manifests_of(&target.digest).await? {
-            // Without a manifest containerd cannot unpack the image again.
+            // containerd needs the manifest to unpack the image again.
             Some(manifests) => {
                 let Some(manifest) = manifests.iter().find(|manifest| config_of(manifest) == Some(image.as_str()))
                 else {

@@ -43,11 +43,11 @@ pub(super) struct ImportRun {
     pub(super) running: RwLock<()>,
 }
 
-/// The progress of the layers, from the base up.
+/// The progress of the layers from the base up. `Has`: the number of layers in containerd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     Has(usize),
-    /// containerd had a layer below and removed it.
+    /// containerd has removed a layer.
     Gone,
     Broken,
 }
@@ -70,8 +70,7 @@ impl ImportRun {
         Ok(run)
     }
 
-    /// How many layers, counted from the base, containerd has. The topmost of them is added to the lease and protects
-    /// the layers below.
+    /// Counts the layers in containerd from the base up. The lease gets the topmost, which protects the others.
     async fn find_base(&self) -> Result<usize, RuntimeError> {
         for _ in 0..TRIES_MAX {
             // A snapshot keeps its parents, so the existing layers are the lowest.
@@ -149,8 +148,8 @@ impl ImportRun {
         }
     }
 
-    /// Runs calls that change containerd to their end, even if the caller is dropped. containerd continues a cancelled
-    /// call, and content created after the end of the lease stays until a later collection.
+    /// Runs calls that change containerd to their end, even if the caller is dropped. containerd does not stop a
+    /// cancelled call, and content from after the end of the lease stays until a later collection.
     pub(super) async fn uninterrupted<T: Send + 'static, F>(
         self: &Arc<Self>,
         work: impl FnOnce(Arc<Self>) -> F,
@@ -196,8 +195,7 @@ impl ImportRun {
         self.uninterrupted(|run| async move { run.commit(index, key, rebases).await }).await
     }
 
-    /// Moves a layer into a new snapshot and returns its temporary name. `Break`: no snapshot was needed, or a layer
-    /// below was removed.
+    /// Moves a layer into a new snapshot and returns its key. `Break`: the layer exists, or a layer below is gone.
     async fn place(
         &self,
         index: usize,
@@ -247,8 +245,7 @@ impl ImportRun {
         records::snapshot_labels(chain, self.parent(index), diff_id, &self.containerd.version)
     }
 
-    /// Whether a snapshot has the right parent. If containerd ignored the parent at the commit, the snapshot has the
-    /// name of a complete image but no parent, so it is removed.
+    /// Checks the parent of a snapshot. Removes a snapshot for which containerd ignored the parent at the commit.
     async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
         match self.is_committed(index).await {
             Err(error) => {
@@ -292,8 +289,8 @@ impl ImportRun {
                         return Ok(None);
                     }
                 }
-                // After a power cut the folder of the next snapshot may exist without its record. The overlay
-                // snapshotter then rejects the call and removes that folder, so that the next call succeeds.
+                // After a power cut, the folder of the next snapshot may exist without its record. The overlay
+                // snapshotter then rejects the call and removes the folder, so the next call succeeds.
                 Err(error) if error.code() == Code::Unknown && !is_repeated => {
                     tracing::warn!(layer = %chain, %error, "containerd prepared no snapshot; the call is repeated once");
                     is_repeated = true;

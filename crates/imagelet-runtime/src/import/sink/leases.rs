@@ -33,7 +33,7 @@ pub(crate) struct ContainerdParts {
     pub(crate) version: String,
     pub(crate) keep_blobs: bool,
     pub(crate) cri: Arc<dyn ImageService>,
-    /// A lease could not be ended. The next import first removes stale leases.
+    /// A lease may still exist. The next import first ends stale leases.
     pub(crate) has_stale: AtomicBool,
     pub(crate) imports: watch::Sender<usize>,
 }
@@ -78,18 +78,18 @@ impl ContainerdParts {
     }
 }
 
-/// A lease of an import. Dropping it ends the lease in the background.
+/// A lease of an import. Drop ends the lease in the background.
 #[derive(Debug)]
 pub(crate) struct ImportLease {
     pub(crate) id: LeaseId,
     containerd: Arc<ContainerdParts>,
-    /// containerd confirmed the lease. Otherwise containerd may create the lease after the request to end it.
+    /// containerd confirmed the creation. An unconfirmed lease may appear after the request to end it.
     is_made: AtomicBool,
     has_ended: AtomicBool,
 }
 
 impl ImportLease {
-    /// A lease that is not created yet. The removal of stale leases skips it.
+    /// Registers the id before the lease is created, so that the removal of stale leases skips the lease.
     pub(crate) fn new(containerd: Arc<ContainerdParts>) -> Self {
         let id = LeaseId::unique();
         running().insert(id.clone());
@@ -111,7 +111,7 @@ impl ImportLease {
         }
     }
 
-    /// Runs in a separate task, because cancellation of the caller must not interrupt it.
+    /// Runs in a separate task, because cancellation of the caller must not interrupt the end of the lease.
     fn begin_end(&self, collects: bool) -> Option<JoinHandle<()>> {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return None;

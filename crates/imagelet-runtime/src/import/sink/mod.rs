@@ -1,7 +1,6 @@
 //! Imports images into an unmodified containerd.
 //!
-//! Layers are renamed into snapshots that containerd prepared. Then documents and image records are written as
-//! containerd's own pull does.
+//! Layers are renamed into prepared snapshots. Documents and image records then follow, as in containerd's own pull.
 
 pub(crate) mod backing;
 mod content;
@@ -34,7 +33,7 @@ use crate::{
     cri::{OVERLAYFS, SnapshotterPlace},
 };
 
-/// Retries after another client of containerd created or removed the same object concurrently.
+/// Maximum attempts if another client of containerd creates or removes the same object concurrently.
 const TRIES_MAX: usize = 3;
 /// The label in which the manifest of an image refers to its first layer.
 const ONLY_LAYER: &str = "containerd.io/gc.ref.content.l.0";
@@ -46,12 +45,11 @@ pub struct ContainerdConfig {
     /// containerd's socket, which also serves CRI.
     pub socket: PathBuf,
     pub place: SnapshotterPlace,
-    /// The version that CRI reports.
     pub version: String,
-    /// Whether compressed layers are written, too.
+    /// Whether compressed layers are also written.
     pub keep_blobs: bool,
     pub cri: Arc<dyn ImageService>,
-    /// Overrides whether the snapshotter sets the parent at the commit. `None`: as the snapshotter reports.
+    /// Overrides whether the snapshotter sets the parent at the commit. `None`: the snapshotter's own report.
     pub rebases: Option<bool>,
 }
 
@@ -84,7 +82,7 @@ impl Containerd {
         self.0.place.staging()
     }
 
-    /// Whether layers can be committed on any parent. Layers are then prepared in parallel.
+    /// Whether the parent of a layer is set at the commit. Layers are then prepared in parallel.
     pub fn rebases(&self) -> bool {
         self.0.rebases
     }
@@ -93,14 +91,13 @@ impl Containerd {
         &self.0.client
     }
 
-    /// Ends the leases of imports that no longer run, so that their content is released. Returns the number of ended
-    /// leases. The caller must own the staging folder; otherwise a running import of another process loses its lease.
+    /// Ends the leases of imports that no longer run, which releases their content. Returns the number of ended leases.
+    /// The caller must own the staging folder. Otherwise a running import of another process loses its lease.
     pub async fn release_stale(&self) -> Result<usize, RuntimeError> {
         self.0.release_stale().await
     }
 
-    /// Waits until no import runs and the end of each lease was tried. Called before a process exits, after it has
-    /// dropped its imports.
+    /// Waits until no import runs and the end of each lease was tried. The caller drops its imports first.
     pub async fn released(&self) {
         // Cannot fail: the sender is in `self`.
         let _ = self.0.imports.subscribe().wait_for(|imports| *imports == 0).await;

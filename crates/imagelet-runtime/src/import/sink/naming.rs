@@ -29,7 +29,7 @@ impl ImportRun {
         self.write_images().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         let id = self.wait_shown().await.map_err(|cause| ImportStage::Recorded.failed(cause))?;
         failpoint!("import.shown");
-        // From now on the records protect the image. If the lease stays, the next import ends it.
+        // The records now protect the image. If the lease stays, the next import ends the lease.
         self.lease.end(false).await;
         failpoint!("import.released");
         Ok(id)

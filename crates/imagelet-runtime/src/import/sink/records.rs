@@ -14,13 +14,12 @@ use crate::containerd::{
 const LABEL_BYTES_MAX: usize = 4096;
 /// The first version that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
-/// The first version whose pods mount images.
+/// The first version with image volumes.
 const IMAGE_VOLUMES_SINCE: (u32, u32) = (2, 1);
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// The documents of an image with the labels that refer to other documents. Referenced documents are first. `chains`
-/// are the names of its snapshots.
+/// The documents of an image with their reference labels, referenced documents first. `chains` name the snapshots.
 pub(crate) fn documents<'a>(
     image: &'a ImportedImage,
     chains: &[Digest],
@@ -28,7 +27,7 @@ pub(crate) fn documents<'a>(
 ) -> Vec<(&'a ImageDocument, Labels)> {
     let top = chains.last().map(|top| (format!("containerd.io/gc.ref.snapshot.{snapshotter}"), top.to_string()));
     let mut of_config: Labels = top.into_iter().collect();
-    // One filtered list of contents finds all artifacts. An image's own labels are not read there.
+    // Labels of the configuration mark an artifact, so that one filtered list of contents finds all artifacts.
     of_config.extend(image.artifact.iter().flat_map(Artifact::labels));
     let config = (CONTENT_REFERENCE.to_owned() + "config", image.config.digest.to_string());
     let numbered = |kind: &'static str, digests: &mut dyn Iterator<Item = &Digest>| -> Labels {
@@ -67,7 +66,7 @@ fn host(domain: &str) -> &str {
     bare.strip_prefix('[').and_then(|bare| bare.strip_suffix(']')).unwrap_or(bare)
 }
 
-/// The image records: by id, and by the names that the pull gives.
+/// The image records of the image id and of each name of the pull.
 pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     let target = Descriptor {
         media_type: image.root.media_type.clone(),

@@ -71,8 +71,7 @@ impl SnapshotFolders {
                 let folder = effective_folder(&layers[..1], path)?.ok_or_else(absent)?;
                 let source = effective_folder(&layers, path)?.ok_or_else(absent)?;
                 if is_same(&source, &folder)? {
-                    // No layer below has the folder, so it gets containerd's defaults, even if an earlier base had
-                    // other metadata.
+                    // No layer below has the folder, so the folder gets containerd's default owner and mode.
                     rustix::fs::fchown(&folder, Some(Uid::ROOT), Some(Gid::ROOT))?;
                     rustix::fs::fchmod(&folder, Mode::from_raw_mode(0o755))?;
                 } else {

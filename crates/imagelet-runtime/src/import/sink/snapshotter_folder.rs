@@ -61,7 +61,7 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the process may set any owner and overlayfs' attributes: it is root in the initial user namespace.
+/// Whether the process is root in the initial user namespace, and so may set any owner and overlayfs' attributes.
 fn has_rights(is_root: bool, uid_map: &io::Result<String>) -> bool {
     let is_whole = |map: &String| map.split_whitespace().eq(["0", "0", "4294967295"]);
     // A kernel without user namespaces has no such file.
