@@ -10,7 +10,7 @@ use kube::{
 
 use crate::api_error::{ApiError, Cause};
 
-/// If the API server does not accept a connection within this time, the connection fails.
+/// Time limit for the API server to accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +22,7 @@ pub enum ApiAccess {
 }
 
 impl ApiAccess {
-    /// A client with the credentials that are now in the files.
+    /// Creates a client with the current credentials in the files.
     ///
     /// # Errors
     /// If the files cannot be read, or if other users can change them.

@@ -1,5 +1,4 @@
-//! The agent of a node: the leases of images follow the pods that are bound to the node, and the pulls of a pod end with
-//! the pod.
+//! The agent of a node. It leases the images of the pods that are bound to the node, and ends the pulls of ended pods.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -31,7 +30,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
 pub struct NodeAgentParts {
     pub node: String,
     pub inventory: Arc<Inventory>,
-    /// Has the pulls: those of pods that ended end.
+    /// Ends the pulls of pods that have ended.
     pub manager: Arc<ImageManager>,
     pub metrics: Arc<Metrics>,
     /// Measures how long the pods take to start.
@@ -40,17 +39,16 @@ pub struct NodeAgentParts {
     pub look_ahead: Option<LookAheadParts>,
     /// `Some`: warnings about the node are sent to the cluster.
     pub events: Option<Arc<LogEvents>>,
-    /// Whether the progress of pulls is sent to the cluster, as events of the pods that wait for them.
+    /// Whether the progress of a pull is sent to the cluster, as events of the pods that wait for the pull.
     pub progress_events: bool,
 }
 
-/// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured. The
-/// kubelet's pulls for a pod end with the pod.
+/// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured.
 pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
     parts: NodeAgentParts,
-    /// The receiver stays as it is, so that each of its clones has the first list ahead.
+    /// The receiver here is never read, so that each clone reports the first list as a change.
     pods: (watch::Sender<Vec<Arc<BoundPod>>>, PodsReceiver),
 }
 
@@ -71,7 +69,7 @@ impl NodeAgent {
         Arc::clone(&self.health)
     }
 
-    /// Watches the pods until this future is dropped. The last leases stay after that.
+    /// Watches the pods until this future is dropped. The last leases then stay.
     pub async fn run(&self) {
         let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events, progress_events } =
             &self.parts;

@@ -5,7 +5,7 @@ use std::{error::Error as StdError, time::Duration};
 use imagelet_core::{image::ByteSize, printable::one_line};
 use kube::runtime::watcher;
 
-/// Maximum shown length of a server's message.
+/// Maximum length of a server's message in an error.
 const MESSAGE_LENGTH_MAX: usize = 512;
 
 /// The maximum length of a line. A line is a page of a list, or one event of a watch.
@@ -13,7 +13,7 @@ pub(crate) const LINE_LENGTH_MAX: usize = 64 << 20;
 
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
-/// Why a request to the API server failed. `Display` includes the causes.
+/// `Display` includes the causes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
@@ -58,7 +58,6 @@ impl ApiError {
     }
 }
 
-/// The HTTP status by which the API server rejected a request.
 pub(crate) fn code(error: &kube::Error) -> Option<u16> {
     match error {
         kube::Error::Api(status) => Some(status.code),
@@ -66,7 +65,7 @@ pub(crate) fn code(error: &kube::Error) -> Option<u16> {
     }
 }
 
-/// The texts of the library contain a status twice, with all fields.
+/// The library's own texts contain a status twice, with all fields.
 pub(crate) fn text(error: &kube::Error) -> String {
     let unreachable = |cause| format!("could not reach the API server: {cause}");
     match error {
@@ -83,7 +82,7 @@ pub(crate) fn text(error: &kube::Error) -> String {
     }
 }
 
-/// Why a watch, or the list before the watch, failed.
+/// The cause of a failed watch, or of the failed list before the watch.
 pub(crate) fn of_watch(error: watcher::Error) -> kube::Error {
     match error {
         watcher::Error::InitialListFailed(error)

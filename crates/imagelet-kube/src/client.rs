@@ -1,6 +1,6 @@
-//! The client of the API server: it wraps `kube`'s client and limits answers in time and length.
+//! The client of the API server: `kube`'s client with limits for the time and the length of answers.
 //!
-//! It connects with the first request. It reconnects with the credentials that are then in the files.
+//! The first request connects. A reconnection reads the credentials from the files again.
 
 use std::{
     collections::HashMap,
@@ -23,12 +23,10 @@ use crate::{
     api_error::{ApiError, LINE_LENGTH_MAX},
 };
 
-/// After this time without an answer, or this silence in a watch, the request fails. A watch sends a bookmark each
-/// minute.
+/// Limits for the wait for an answer and for the silence in a watch. A watch sends a bookmark each minute.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
 const SILENCE_MAX: Duration = Duration::from_mins(3);
-/// The minimum time between two watches of a collection. The library starts a watch again as soon as the server closes
-/// it.
+/// Minimum time between two watches of a collection. The library restarts a closed watch at once.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of a request, reported to an observer of the client.
@@ -61,7 +59,7 @@ impl ApiAccess {
     }
 }
 
-/// A client that connects with its first request. It connects again after a failed or unauthorized request.
+/// A client that connects with its first request, and again after a failed or unauthorized request.
 pub(crate) fn lazy(
     connect: impl Fn() -> BoxFuture<'static, Result<Client, ApiError>> + Send + Sync + 'static,
 ) -> Client {
@@ -104,7 +102,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
     }
 }
 
-/// The same client. `observe` receives the progress of its requests.
+/// Wraps a client. `observe` receives the progress of its requests.
 pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send + Sync + 'static) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (client, observe, is_watch) = (client.clone(), observe.clone(), is_watch(&request));

@@ -1,9 +1,8 @@
 //! The Kubernetes side of the image manager: the images that pods wait for, and the images that nodes prefetch.
 //!
-//! The agent watches the pods that are bound to its node, leases their images in the core's inventory, fetches these
-//! images before the kubelet does, and sends warnings about the node and the progress of pulls as events. A second agent
-//! prefetches the images of `ImageSet` objects and reports them in `NodeImages`. A controller of the cluster admits nodes
-//! in waves.
+//! The node agent watches the pods of its node, leases their images, and fetches these images before the kubelet does.
+//! It sends warnings about the node and the progress of pulls as events. The prefetch agent fetches the images of
+//! `ImageSet` objects and reports them in `NodeImages`. A controller of the cluster admits nodes in waves.
 
 mod access;
 mod agent;
@@ -33,7 +32,7 @@ pub use prefetch::{
 };
 pub use watch::{WatchHealth, WatchReport};
 
-/// `Debug` for types with a client, which has no `Debug`.
+/// `Debug` for types with a `kube` client, which has no `Debug`.
 macro_rules! opaque {
     ($($type:ty),*) => {$(
         impl std::fmt::Debug for $type {

@@ -36,7 +36,7 @@ pub(crate) fn narrow<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, 
     narrow_with_labels(value).map(|metadata| ObjectMeta { labels: None, ..metadata })
 }
 
-/// The same fields, and the labels. Labels over the limit are `None`, and absent ones are an empty map.
+/// Also reads the labels. Labels over the limit are `None`, and absent labels are an empty map.
 pub(crate) fn narrow_with_labels<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, D::Error> {
     let metadata = NarrowMetadata::deserialize(value)?;
     let mirror = metadata.annotations.and_then(|annotations| annotations.mirror);
@@ -57,7 +57,7 @@ pub(crate) fn narrow_with_labels<'de, D: Deserializer<'de>>(value: D) -> Result<
     })
 }
 
-/// The kind of an object: `[GROUP, VERSION, KIND, PLURAL]`, which may depend on the dynamic type.
+/// Implements `kube::Resource` with `[GROUP, VERSION, KIND, PLURAL]`, which may depend on the dynamic type.
 macro_rules! resource {
     ($object:ty, $scope:ty, $dynamic:ty, |$it:pat_param| $words:expr) => {
         impl kube::Resource for $object {

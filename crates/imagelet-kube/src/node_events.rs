@@ -1,7 +1,6 @@
 //! Events about the node in the cluster (`events.k8s.io/v1`): decisions of imagelet that no kubelet reports.
 //!
-//! Events are sent when they occur and are not stored. Events during an outage of the API server are only in the
-//! daemon's own list.
+//! Unsent events are not stored. During an outage of the API server, events are only in the daemon's own list.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -33,15 +32,15 @@ pub(crate) const CONTROLLER: &str = "imagelet.dev/node-agent";
 /// The API's limits, in bytes.
 pub(crate) const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
-/// The name of an event is that of its object and, after a dot, the time in 16 hexadecimal digits.
+/// The name of an event is the name of its object, a dot and 16 hexadecimal digits.
 pub(crate) const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
-/// An API server that takes longer loses the event.
+/// Time limit of a request. A slower answer loses the event.
 pub(crate) const SEND_MAX: Duration = Duration::from_secs(10);
 /// The minimum time between two requests for a series.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
-/// A series without an event for this time has ended, as in the library. The next such event creates a new object.
+/// A series without an event for this time has ended, as in the library. The next equal event creates a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
-/// Maximum number of series: a node creates at most this number of objects in the time in which a series ends.
+/// Maximum number of series. A node creates at most this number of objects per `ENDS_AFTER`.
 const SERIES_MAX: usize = 16;
 
 pub(crate) struct NodeEvents {
@@ -50,7 +49,7 @@ pub(crate) struct NodeEvents {
     events: Arc<LogEvents>,
 }
 
-/// Equal texts are one series.
+/// Events with equal texts are one series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct EventText {
     kind: EventKind,
@@ -58,8 +57,7 @@ struct EventText {
     note: String,
 }
 
-/// The last time when each series was sent, and its recorder. Each series needs a recorder, because the library merges
-/// all events of a recorder with the same reason.
+/// The recorder and the last send time of each series. One recorder would merge all events with the same reason.
 type Series<R> = HashMap<EventText, (R, Instant)>;
 
 impl NodeEvents {
@@ -76,7 +74,7 @@ impl NodeEvents {
             api_version: Some("v1".to_owned()),
             kind: Some("Node".to_owned()),
             name: Some(name.trim_end_matches(['-', '.']).to_owned()),
-            // A kubelet's events have the name for the uid, too: `kubectl describe node` searches for it.
+            // As in a kubelet's events, the uid is the node's name: `kubectl describe node` searches for it.
             uid: Some(self.node.clone()),
             ..ObjectReference::default()
         };
@@ -113,14 +111,14 @@ impl NodeEvents {
                 Err(_) => format!("no answer within {} s", SEND_MAX.as_secs()),
             };
             let reason = event.reason;
-            // The recorder may count the event as sent. The series keeps its place: without rights each event fails.
+            // The old recorder may count the event as sent. The series stays, so that failing events are limited, too.
             series.insert(event, new());
             log_unsent(&mut is_failing, &error, reason);
         }
     }
 }
 
-/// The reporting instance of a node's events.
+/// The reporting instance of a node's events, limited to the API's length.
 pub(crate) fn instance(node: &str) -> String {
     node[..node.floor_char_boundary(INSTANCE_LENGTH_MAX)].to_owned()
 }
@@ -134,7 +132,7 @@ pub(crate) fn log_unsent(is_failing: &mut bool, error: &str, reason: &str) {
     }
 }
 
-/// Whether an event is sent now. False if its series was just sent, or if a new series is above the limit.
+/// Whether an event is sent now. `false`: its series was just sent, or a new series exceeds the limit.
 fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     series.retain(|_, (_, sent_at)| now.saturating_duration_since(*sent_at) < ENDS_AFTER);
     match series.get(event) {
@@ -143,8 +141,7 @@ fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     }
 }
 
-/// The text to send for an event. `None`: the event is not sent. Each reader of the namespace `default` can see the
-/// text.
+/// The text of an event, which each reader of the namespace `default` can see. `None`: the event is not sent.
 fn event_text(event: &Event) -> Option<EventText> {
     if event.subject != EventSubject::Node || !REASONS.contains(&event.reason) {
         return None;
@@ -157,7 +154,7 @@ fn event_text(event: &Event) -> Option<EventText> {
     })
 }
 
-/// The event for a failed pull. Readers of the whole cluster see the registry and no name of a tenant.
+/// The event for a failed pull. Its note is public in the cluster and has the registry, but no name of a tenant.
 pub(crate) fn failure_event(
     reason: &'static str,
     message: String,

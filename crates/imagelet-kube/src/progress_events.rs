@@ -1,9 +1,7 @@
-//! Events about the pods of the node: how far the pulls are that a pod waits for, and which artifacts have no files in the
-//! runtime, as `kubectl describe pod` shows them.
+//! Events about pods for `kubectl describe pod`: the progress of pulls, and artifacts without files in the runtime.
 //!
-//! A pod has one Event object about its pulls, which is replaced by server-side apply. It is an object of `v1`, because
-//! `events.k8s.io/v1` permits no change of an event's text. Its name comes from the pod's uid, so a restarted agent
-//! continues the same object.
+//! The progress of a pod is one Event object, which server-side apply replaces. It is of `v1`: `events.k8s.io/v1`
+//! permits no change of the text. Its name comes from the pod's uid, so a restarted agent continues the object.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -37,14 +35,14 @@ use crate::{
 
 const PROGRESS: &str = "PullProgress";
 const FORWARDED: &str = "ArtifactForwarded";
-/// A pod waits this long for a pull before its first event.
+/// The first event of a pod follows this time after the start of its wait.
 const FIRST_AFTER: Duration = Duration::from_secs(15);
 /// The time between two events of a pod. It grows with the pod's wait.
 const UPDATE_MIN: Duration = Duration::from_secs(15);
 const UPDATE_MAX: Duration = Duration::from_mins(1);
 /// The minimum time between two requests: a node sends at most 20 events a minute.
 const SEND_EVERY: Duration = Duration::from_secs(3);
-/// A pod without an event for this time starts a new count. So at most 120 pods have a count.
+/// A pod without an event for this time starts a new count, so at most 120 pods have a count.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
 /// Limit of the warnings that wait. Further warnings are only in the daemon's own list.
 const WARNINGS_MAX: usize = 100;
@@ -77,7 +75,7 @@ struct DueEvent {
 #[derive(Debug, Default)]
 struct ArtifactWarnings {
     waiting: VecDeque<DueEvent>,
-    /// The numbers of the listed pulls that have warned.
+    /// The numbers of listed pulls that already caused warnings.
     warned: BTreeSet<u64>,
 }
 
@@ -86,7 +84,7 @@ struct PodPull<'a> {
     pull: &'a PullStatus,
     /// Since when the pod waits.
     since: Instant,
-    /// The kubelet waits for the pull, and reports its end. `false`: a look-ahead, whose end no kubelet reports.
+    /// The kubelet waits for the pull and reports its end. `false`: only a look-ahead, whose end no kubelet reports.
     is_of_kubelet: bool,
 }
 
@@ -164,15 +162,14 @@ impl ProgressEvents {
     }
 }
 
-/// Chooses the event that is sent next. The pod whose last event is oldest comes first, so that each pod of many gets its
-/// share. `None`: no event is due.
+/// Chooses the next event. The pod with the oldest last event comes first. `None`: no event is due.
 fn due_event(pulls: &[PullStatus], sent: &HashMap<PodIdentity, SentEvent>, now: Instant) -> Option<DueEvent> {
     let mut pods: HashMap<&PodIdentity, BTreeMap<u64, PodPull<'_>>> = HashMap::new();
     for pull in pulls {
         for client in pull.clients.iter().filter(|client| is_reported(client)) {
             let new = PodPull { pull, since: client.since, is_of_kubelet: false };
             let known = pods.entry(&client.pod).or_default().entry(pull.number).or_insert(new);
-            // A pull that has just ended is in the list twice. Its end is the later one.
+            // A pull that has just ended is listed twice. The later entry has the end.
             known.pull = pull;
             known.since = known.since.min(client.since);
             known.is_of_kubelet |= client.caller != Caller::LookAhead;
@@ -210,7 +207,7 @@ impl DueEvent {
 }
 
 impl ArtifactWarnings {
-    /// The next warning. Each pull that ended as a forwarded artifact warns each of its pods once. The text has the code
+    /// The next warning. A pull that ended as a forwarded artifact warns each of its pods once. The text has the code
     /// of the reason, and no text of a registry.
     fn next(&mut self, pulls: &[PullStatus]) -> Option<DueEvent> {
         self.warned.retain(|number| pulls.iter().any(|pull| pull.number == *number));
@@ -232,15 +229,15 @@ impl ArtifactWarnings {
     }
 }
 
-/// Whether a client's pod gets events. A command names a pod that the API server may not have.
+/// Whether a client's pod gets events. A command may name a pod that the API server does not have.
 fn is_reported(PullClient { pod, caller, .. }: &PullClient) -> bool {
     let is_pod = is_name(&pod.namespace, NAMESPACE_LENGTH_MAX) && is_name(&pod.name, NAME_LENGTH_MAX);
     matches!(caller, Caller::Client { .. } | Caller::LookAhead) && is_pod && !pod.uid.is_empty()
 }
 
 impl PodPull<'_> {
-    /// Whether the event of the pod has a line about the pull. An ended pull has one only if the pod's last event is
-    /// about that pull and no kubelet reports its end.
+    /// Whether the pod's event has a line about the pull. An ended pull only has a line if an earlier event had one and
+    /// no kubelet reports the end.
     fn is_shown(&self, before: Option<&SentEvent>, now: Instant) -> bool {
         match &self.pull.progress.times.end {
             None => now.saturating_duration_since(self.since) >= FIRST_AFTER,

@@ -18,11 +18,11 @@ use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
 use imagelet_core::text::PlainError;
 
-/// The maximum length of a token. The API server's tokens have about 1 KiB.
+/// Maximum length of a token. The API server's tokens have about 1 KiB.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
 /// The lifetime of a token if the answer has none: the API server's default.
 const LIFE_DEFAULT: Duration = Duration::from_hours(1);
-/// The maximum accepted lifetime.
+/// A longer lifetime counts as this lifetime.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
 pub struct ClusterTokens {
@@ -64,8 +64,7 @@ fn path(namespace: &str, name: &str) -> String {
     ObjectName { namespace: namespace.into(), name: name.into() }.path("serviceaccounts")
 }
 
-/// A token for only this audience that expires with the pod. The API server rejects the request if the account was
-/// recreated.
+/// The token is valid for this audience only and expires with the pod. The uid excludes a recreated account.
 fn token_request(request: &TokenRequest) -> Value {
     json!({
         "apiVersion": "authentication.k8s.io/v1",

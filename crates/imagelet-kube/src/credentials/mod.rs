@@ -1,7 +1,6 @@
-//! The credentials of pods and sets: their pull secrets and service accounts, read by name.
+//! The credentials of pods and sets: pull secrets and service accounts.
 //!
-//! No object is listed or watched. An object is read when a pod of the node or a set names it. Objects of pods are
-//! cached for a minute.
+//! Objects are only read by name, never listed or watched. Objects of pods are cached for a minute.
 
 mod cluster_tokens;
 mod object_cache;

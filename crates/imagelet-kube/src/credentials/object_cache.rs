@@ -35,7 +35,7 @@ impl ObjectName {
     }
 }
 
-/// The result of a read. A failure is its text.
+/// The error is the text of a failed read.
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
 type LastRead<T> = Option<(Instant, ReadResult<T>)>;
 
@@ -54,7 +54,7 @@ impl<T> Default for ObjectCache<T> {
 }
 
 impl<T> ObjectCache<T> {
-    /// Returns the cached object. If it is absent or too old, it is read.
+    /// Returns the cached object, or reads an absent or expired object.
     pub(super) async fn get(
         &self,
         name: &ObjectName,

@@ -1,4 +1,4 @@
-//! The pull secrets of a pod (only those that the pod or else its service account names), and the pull secret of a set.
+//! The pull secrets of a pod, which the pod or else its service account names, and the pull secret of a set.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 pub(crate) struct PullSecrets {
     client: Client,
     secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,
-    /// The pull secrets of service accounts.
+    /// The names of the pull secrets of each service account.
     accounts: ObjectCache<Vec<Arc<str>>>,
 }
 
@@ -33,8 +33,7 @@ impl PullSecrets {
         Self { client, secrets: ObjectCache::default(), accounts: ObjectCache::default() }
     }
 
-    /// The readable pull secrets of a pod, in the pod's order. Unreadable secrets are skipped with a warning, as in a
-    /// kubelet.
+    /// The readable pull secrets of a pod, in the pod's order. As in a kubelet, others are skipped with a warning.
     pub(crate) async fn of_pod(&self, pod: &BoundPod) -> Vec<PullSecret> {
         let (mut found, mut length) = (Vec::new(), 0);
         for name in self.names(pod).await {
@@ -58,8 +57,7 @@ impl PullSecrets {
         found
     }
 
-    /// The pod's secret names. A pod without secret names gets those of its service account, as at the API server's
-    /// admission.
+    /// The secret names of a pod. A pod without secret names gets those of its service account, as at admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();
@@ -82,7 +80,7 @@ fn secrets_of_account(json: &[u8]) -> Result<Vec<Arc<str>>, ApiError> {
     Ok(names.filter(|name| is_name(name, NAME_LENGTH_MAX)).take(SECRETS_MAX).map(Arc::from).collect())
 }
 
-/// Reads the pull secret of a set from its namespace. The error is for users and contains nothing of the secret.
+/// Reads the pull secret of a set. The error is a text for users and contains nothing of the secret.
 pub(crate) async fn read_set_secret(client: &Client, namespace: &str, name: &str) -> Result<PullSecret, String> {
     let object = ObjectName { namespace: namespace.into(), name: name.into() };
     let answer = secret_api::get(client, &object.path("secrets")).await;

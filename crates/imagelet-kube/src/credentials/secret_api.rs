@@ -12,12 +12,10 @@ use crate::api_error::ApiError;
 
 /// The maximum wait of a pull for an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
-/// The maximum length of an object with a secret. The API server stores at most 1 MiB, and base64 adds a third.
+/// Maximum length of an object with a secret. The API server stores at most 1 MiB, and base64 adds a third.
 const LENGTH_MAX: usize = 2 << 20;
-/// The waits after answers of 403 to a request for a pod's object.
-///
-/// The node authorizer grants a secret, a service account or a token after its own watch has received the pod. That may
-/// be some milliseconds later than the watch of this node.
+/// The waits after 403 answers. The node authorizer permits a pod's objects after its own watch has received the pod.
+/// That may be some milliseconds later than the watch of this node.
 const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
 pub(super) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
@@ -49,7 +47,7 @@ async fn answer(client: &Client, request: Request<Body>) -> Result<Zeroizing<Vec
     if code.is_success() {
         return Ok(text);
     }
-    // A proxy between agent and server may answer with a page.
+    // A proxy between agent and server may answer with a page instead of a `Status`.
     let status = serde_json::from_slice(&text).unwrap_or_else(|_| Status::failure("", ""));
     Err(kube::Error::Api(Box::new(status.with_code(code.as_u16()))).into())
 }

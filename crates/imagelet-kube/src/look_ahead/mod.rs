@@ -1,8 +1,7 @@
-//! Fetches the images of a pod when it is bound to the node, before the kubelet requests them one after the other.
+//! Fetches the images of a pod when the pod is bound to the node. The kubelet requests them later, one after the other.
 //!
-//! The manager fetches each pod's images with the credentials of the pod and the node. These pulls are recorded, wait
-//! in the manager's queue, and are shared with the kubelet's pulls. An image is fetched ahead once. After success or
-//! failure, only the kubelet requests it.
+//! The pulls use the credentials of the pod and of the node, wait in the manager's queue, and are shared with the
+//! kubelet's pulls. Each image of a pod is fetched ahead once. After that, only the kubelet requests the image.
 
 mod plan;
 
@@ -22,7 +21,7 @@ use tokio_util::task::JoinMap;
 use self::plan::{Fetch, FetchState, plan};
 use crate::{credentials::PullSecrets, node_events::failure_event, pods::PodsReceiver};
 
-/// Lower than every other request: images that a container waits for are pulled first.
+/// Lower than the priority of the kubelet's pulls, for which containers wait.
 const PRIORITY: i32 = -10;
 
 families! {
@@ -41,7 +40,7 @@ pub struct LookAheadParts {
     pub events: Arc<dyn EventSink>,
 }
 
-/// Fetches images ahead. Clones share the secrets.
+/// Clones share the cached secrets.
 #[derive(Clone)]
 pub(crate) struct LookAhead {
     parts: LookAheadParts,
@@ -78,7 +77,7 @@ impl LookAhead {
             for key in plan.cancel {
                 tracing::debug!(pod = &*key.pod.name, image = &*key.image, "no container waits for a look-ahead");
                 tasks.abort(&key);
-                // The fetch has ended for the plan; its task ends soon.
+                // The plan counts the fetch as ended, although its task ends later.
                 states.insert(key, FetchState::Ended);
             }
             for key in &plan.forget {
@@ -123,7 +122,7 @@ impl LookAhead {
         let pull = PullRequest {
             image: ImageSpec::new(image),
             pod: fetch.key.pod.clone(),
-            // The kubelet's own request follows and may join this pull.
+            // The kubelet's own request follows and may share this pull.
             patience: Patience::ONE_RETRY,
             ..PullRequest::default()
         };
@@ -139,7 +138,7 @@ impl LookAhead {
         self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }
 
-    /// Spells the image as a CRI request does, so that both share a pull. A runtime resolves short names itself.
+    /// Spells the image as the kubelet's CRI request does, so that both share a pull. A runtime resolves short names.
     fn spelling(&self, image: &str) -> String {
         match image.parse::<Reference>() {
             Ok(reference) if self.parts.runtime.local().is_some() => reference.canonical().to_string(),

@@ -10,7 +10,7 @@ use imagelet_core::{events::PodIdentity, manager::PullPolicy};
 
 use crate::pods::{BoundPod, PodImageUse};
 
-/// One image of one pod, as the pod spells it. It is fetched once for all its containers.
+/// One image of one pod, as the pod spells it. All containers of the pod share one fetch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FetchKey {
     pub(super) pod: PodIdentity,
@@ -20,7 +20,7 @@ pub(super) struct FetchKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Running,
-    /// Succeeded, failed or cancelled: the next request is the kubelet's.
+    /// Succeeded, failed or cancelled. Only the kubelet requests the image from now on.
     Ended,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct Fetch {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FetchPlan {
-    /// To start in this order.
+    /// Started in this order.
     pub(super) begin: Vec<Fetch>,
     /// Fetches whose pod is deleted, or whose container already exists.
     pub(super) cancel: Vec<FetchKey>,
@@ -42,9 +42,8 @@ pub(super) struct FetchPlan {
     pub(super) forget: Vec<FetchKey>,
 }
 
-/// Plans the fetches for the pods of a node. At most `running_max` run at the same time.
-///
-/// The first image of every pod is fetched before the second image of any pod.
+/// Plans the fetches for the pods of a node, at most `running_max` at the same time. The first image of every pod is
+/// fetched before the second image of any pod.
 pub(super) fn plan(
     pods: &[Arc<BoundPod>],
     fetches: &HashMap<FetchKey, FetchState>,
@@ -84,7 +83,7 @@ fn images_to_fetch(pod: &BoundPod) -> Vec<PodImageUse> {
         match (found.iter_mut().find(|other| other.image == image.image), &image.policy) {
             (Some(other), PullPolicy::Always) => other.policy = PullPolicy::Always,
             (None, PullPolicy::Always | PullPolicy::IfNotPresent) => found.push(image.clone()),
-            // `Never`, and a policy unknown to the API server, start no fetch.
+            // `Never`, and a policy that the API server does not know, start no fetch.
             (_, _) => {}
         }
     }

@@ -1,5 +1,4 @@
-//! The pods of the node as received by the watch, limited in number: the images that each pod waits for, and the end of
-//! each pod.
+//! The pods of the node from the watch: the images that each pod waits for, and the end of each pod.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -16,13 +15,13 @@ use kube::runtime::watcher::Event;
 use super::{BoundPod, IMAGES_MAX, PODS_MAX, PodObject, StartTracker, bound_pod, pod_end};
 use crate::metadata::LABELS_LENGTH_MAX;
 
-/// By `NAMESPACE/NAME`. Finished and deleted pods, and pods that are being deleted, are absent.
+/// Pods by `NAMESPACE/NAME`. Finished and deleted pods, and pods that are being deleted, are absent.
 #[derive(Debug)]
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     /// The pods of a list that is being received.
     listing: BTreeMap<String, Arc<BoundPod>>,
-    /// There were more pods than the limit since the last list began.
+    /// More than `PODS_MAX` pods were received since the last list began.
     is_cut: bool,
     /// The pods that ended since the last [`Self::take_changes`], by uid.
     ended: Vec<(Arc<str>, PodEnd)>,
@@ -30,18 +29,16 @@ pub(crate) struct KnownPods {
 }
 
 impl KnownPods {
-    /// Starts without pods. The start of each pod is measured.
     pub(crate) fn new(starts: StartTracker) -> Self {
         Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, ended: Vec::new(), starts }
     }
 
-    /// Returns whether the awaited images, the pods or their labels changed, or a pod ended. Always true at the end of a
-    /// list.
+    /// Returns whether the awaited images, pods or labels changed, or a pod ended. Always true at the end of a list.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
             Event::Init => {
                 self.listing.clear();
-                // The pods that ended in a list that broke off are in the next one again.
+                // The next list has the ended pods of an interrupted list again.
                 self.ended.clear();
                 self.is_cut = false;
             }
@@ -55,7 +52,7 @@ impl KnownPods {
                 let known = std::mem::replace(&mut self.pods, std::mem::take(&mut self.listing));
                 let listed: HashSet<&str> = self.pods.values().map(|pod| &*pod.identity.uid).collect();
                 self.starts.retain(&listed);
-                // A pod beyond the limit is absent here and present on the node.
+                // A pod beyond the limit is absent here and may still be on the node.
                 if !self.is_cut {
                     let uids = known.values().map(|pod| &pod.identity.uid).filter(|uid| !listed.contains(&***uid));
                     self.ended.extend(uids.map(|uid| (Arc::clone(uid), PodEnd::Removed)));
@@ -77,9 +74,9 @@ impl KnownPods {
 
     /// Returns the pods that ended since the last call, and the present pods.
     ///
-    /// Only the API server ends a pod: by its object, by the deletion of the object, or by a complete list without a
-    /// pod that was known. A list that fails, and an API server that is away, end none. The object of a static pod is a
-    /// mirror with a uid of its own, so its end is not the end of the static pod.
+    /// A pod ends by the phase or deletion time of its object, by the deletion of the object, or by a complete list
+    /// without the pod. A failed list and an unreachable API server end no pod. The object of a static pod is a mirror
+    /// with another uid, so its end does not end the static pod.
     pub(crate) fn take_changes(&mut self) -> PodChanges {
         PodChanges {
             ended: std::mem::take(&mut self.ended),
@@ -104,7 +101,7 @@ impl KnownPods {
         is_changed
     }
 
-    /// Returns whether the pod was known: there may be fetches for it, even if all its containers exist.
+    /// Returns whether the pod was known. A known pod may have fetches, even if all its containers exist.
     fn remove(&mut self, object: &PodObject) -> bool {
         self.starts.forget(object);
         self.pods.remove(&object.full_name()).is_some()
@@ -118,11 +115,11 @@ impl KnownPods {
         self.pods.len()
     }
 
-    /// The pod's images. `None`: the pod needs no image any more.
+    /// `None`: the pod needs no image any more.
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
         let pod = bound_pod(object)?;
         self.starts.observe(object, SystemTime::now());
-        // Each update of a pod has them again.
+        // Each update of a pod repeats these values, so only a change is logged.
         let (name, images) = (pod.full_name(), pod.left_out);
         let before = self.pods.get(&name);
         if images > 0 && before.is_none_or(|before| before.left_out != images) {

@@ -35,7 +35,7 @@ const IMAGE_LENGTH_MAX: usize = 1024;
 const IMAGES_MAX: usize = 256;
 pub(crate) const SECRETS_MAX: usize = 64;
 
-/// The pods of the node. Nothing has changed before the first complete list.
+/// The pods of the node. The first complete list is the first change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
 /// The image-related fields of a pod that is bound to a node and neither finished nor being deleted.
@@ -44,20 +44,20 @@ pub(crate) struct BoundPod {
     pub(crate) identity: PodIdentity,
     /// `None`: the labels are over the limit, and no selector matches the pod.
     pub(crate) labels: Option<BTreeMap<String, String>>,
-    /// The name of its service account. Empty if it has none, as a pod from a kubelet's manifest file.
+    /// Empty for a pod without a service account, such as a pod from a kubelet's manifest file.
     pub(crate) service_account: Arc<str>,
-    /// The names of its pull secrets, in its own namespace.
+    /// Names of secrets in the namespace of the pod.
     pub(crate) pull_secrets: Vec<Arc<str>>,
-    /// The images of its volumes and containers, in the kubelet's order of requests.
+    /// The images of the volumes and containers, in the order of the kubelet's requests.
     pub(crate) images: Vec<PodImageUse>,
-    /// The number of its images beyond the limit.
+    /// The number of images beyond `IMAGES_MAX`.
     pub(crate) left_out: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodImageUse {
     pub(crate) role: PodRole,
-    /// The container's or the volume's name.
+    /// The name of the container or of the volume.
     pub(crate) name: Arc<str>,
     /// The image as the pod spells it; a valid reference.
     pub(crate) image: Arc<str>,
@@ -82,7 +82,7 @@ impl BoundPod {
         format!("{}/{}", self.identity.namespace, self.identity.name)
     }
 
-    /// The images that its containers wait for. `None`: all containers exist.
+    /// The images that containers of the pod wait for. `None`: all containers exist.
     pub(crate) fn waiting(&self) -> Option<WaitingPod> {
         let images: BTreeSet<&Arc<str>> = self.images.iter().filter(|it| it.waits).map(|it| &it.image).collect();
         let images: Vec<Arc<str>> = images.into_iter().cloned().collect();
@@ -90,8 +90,7 @@ impl BoundPod {
     }
 }
 
-/// The images of a pod. `None` if the pod is finished or being deleted, because it starts no more containers. `None`
-/// also for an object with a name that the API server rejects.
+/// The images of a pod. `None`: the pod starts no more containers, or the object has an invalid name.
 pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =
@@ -145,7 +144,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     })
 }
 
-/// Why the object's pod starts no more containers. `None`: it may start some.
+/// Why the pod starts no more containers. `None`: it may start containers.
 pub(crate) fn pod_end(object: &PodObject) -> Option<PodEnd> {
     if object.metadata.deletion_timestamp.is_some() {
         return Some(PodEnd::Deleted);

@@ -100,7 +100,7 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) 
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// The state of a container. `None`: it has no status.
+/// `None`: the container has no status.
 pub(super) fn state_of<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerState> {
     statuses?.iter().find(|status| status.name == name)?.state.as_ref()
 }

@@ -1,6 +1,5 @@
-//! The start latency of the node's pods, without pulls and init containers (`docs/spec/pull.md §9.4`).
-//!
-//! It is the kubelet's metric, measured from the watch. The pull time is measured, too.
+//! Measures the start latency of pods without pulls and init containers, as the kubelet does, and the time of pulls
+//! (`docs/spec/pull.md §9.4`).
 
 use std::{
     collections::HashSet,
@@ -73,14 +72,12 @@ impl StartTracker {
         self.starting.remove(pod.metadata.uid.as_deref().unwrap_or_default());
     }
 
-    /// Removes all pods except these.
     pub(super) fn retain(&mut self, uids: &HashSet<&str>) {
         self.starting.retain(|uid| uids.contains(uid.as_str()));
     }
 }
 
-/// False for a mirror pod, whose object has another uid than the pod, and for external volumes, which add their own
-/// time.
+/// `false` for a mirror pod, whose uid is not the pod's, and for external volumes, which add their own time.
 fn is_measured(pod: &PodObject) -> bool {
     pod.metadata.annotations.is_none() && pod.spec.volumes.iter().flatten().all(VolumeSpec::is_of_the_node)
 }
@@ -105,7 +102,7 @@ fn init_intervals(pod: &PodObject) -> Vec<Interval> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StartDurations {
-    /// Start latency without pulls and init containers. Overlapping times are subtracted once.
+    /// The start latency without pulls and init containers. Overlapping times are subtracted once.
     start: Duration,
     pulling: Duration,
 }

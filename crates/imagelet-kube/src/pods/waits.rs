@@ -5,9 +5,8 @@ use k8s_openapi::api::core::v1::ContainerState;
 
 use super::object::ContainerSpec;
 
-/// Whether the container does not exist yet or will be created again. `of_pod` is the pod's restart policy.
-///
-/// A container without a status waits. A container in back-off (for its image or after a crash) waits, too.
+/// Whether the container does not exist yet or will be created again. `of_pod` is the pod's restart policy. A container
+/// in back-off (for its image or after a crash) waits, too.
 pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&ContainerState>, of_pod: &str) -> bool {
     match state {
         Some(ContainerState { running: Some(_), .. }) => false,

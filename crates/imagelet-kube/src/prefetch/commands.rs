@@ -28,7 +28,7 @@ pub struct SetDocument {
     object: Value,
 }
 
-/// The fields of a document. An unknown field is rejected.
+/// An unknown field is rejected.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DocumentFields {

@@ -1,7 +1,7 @@
-//! An API server on loopback or without a socket: objects of any collection, with a token, TLS, and faults on request.
+//! A fake API server on loopback or without a socket: objects of any collection, a token, TLS, and faults on request.
 //!
-//! It answers as a real one: events since a resource version, bookmarks, `410 Gone` for a version that it has forgotten, as
-//! the status of a watch that begins and as an event of one that runs, `409 Conflict` for a stale write, server-side apply for one manager, pages, `Status` documents for errors.
+//! It answers as a real server: pages, events since a resource version, bookmarks, `410 Gone` for a forgotten version
+//! (also as an event of a running watch), `409 Conflict` for a stale write, server-side apply of one manager.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -36,25 +36,20 @@ use super::{
     requests::{self, ObjectPath, failure},
 };
 
-/// The collection of pods.
 const PODS: &str = "/api/v1/pods";
-/// The longest body of a request.
 const BODY_LENGTH_MAX: usize = 4 << 20;
-/// Events that a watch buffers.
 const EVENTS_BUFFERED: usize = 64;
 
 type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
-/// What the server asks of its clients.
 #[derive(Clone, Debug, Default)]
 pub struct FakeApiOptions {
-    /// The bearer token of each request; `None`: none is asked for.
+    /// The required bearer token. `None`: no token is required.
     pub token: Option<String>,
-    /// Whether it speaks TLS, by a certificate that the kubeconfig names.
+    /// Serves TLS with a certificate that the kubeconfig names.
     pub tls: bool,
 }
 
-/// A fault of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiFault {
     /// Answers with this status and message.
@@ -82,7 +77,7 @@ struct Shared {
     objects: Mutex<ObjectStore>,
     named: NamedObjects,
     faults: Mutex<VecDeque<ApiFault>>,
-    /// A fault of every request, after those above.
+    /// The fault of every request while `faults` is empty.
     lasting: Mutex<Option<ApiFault>>,
     requests: Mutex<Vec<String>>,
     /// Increases with each cut of all connections.
@@ -113,13 +108,12 @@ impl FakeApi {
         Self { address, shared, authority, listening }
     }
 
-    /// Writes a kubeconfig for it into this folder.
+    /// Writes a kubeconfig for this server into the folder.
     pub fn kubeconfig(&self, folder: &Path) -> PathBuf {
         let token = self.shared.options.token.as_deref().unwrap_or_default();
         self.kubeconfig_with(folder, token)
     }
 
-    /// A kubeconfig with another token.
     pub fn kubeconfig_with(&self, folder: &Path, token: &str) -> PathBuf {
         let scheme = if self.authority.is_some() { "https" } else { "http" };
         let mut cluster = json!({"server": format!("{scheme}://{}", self.address)});
@@ -141,7 +135,7 @@ impl FakeApi {
         path
     }
 
-    /// A client without a socket, for as many agents as a test wants.
+    /// A client without a socket.
     pub fn client(&self) -> kube::Client {
         let shared = Arc::clone(&self.shared);
         let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
@@ -156,7 +150,7 @@ impl FakeApi {
         self.shared.objects().install(group);
     }
 
-    /// Creates or replaces a pod of this document.
+    /// Creates or replaces a pod. The default namespace is `default`.
     pub fn apply(&self, mut pod: Value) {
         if pod["metadata"]["namespace"].is_null() {
             pod["metadata"]["namespace"] = "default".into();
@@ -164,51 +158,46 @@ impl FakeApi {
         self.put(PODS, pod);
     }
 
-    /// Creates or replaces an object of a collection, as `/api/v1/nodes`.
+    /// Creates or replaces an object of a collection, such as `/api/v1/nodes`.
     pub fn put(&self, collection: &str, object: Value) {
         let name = |field: &str| object["metadata"][field].as_str().unwrap_or_default().to_owned();
         let key = (name("namespace"), name("name"));
         self.shared.objects().set(collection, &key, Some(object));
     }
 
-    /// Creates or replaces an object that is read by its name, of a kind as paths spell it: `secrets`, `serviceaccounts`.
+    /// Creates or replaces an object that clients read by name. `kind` is its plural: `secrets`, `serviceaccounts`.
     pub fn put_named(&self, kind: &str, object: Value) {
         self.shared.named.put(kind, object);
     }
 
-    /// The requests for tokens that were granted.
+    /// The granted requests for tokens.
     pub fn token_requests(&self) -> Vec<Value> {
         self.shared.named.tokens()
     }
 
-    /// The events that were written.
     pub fn events(&self) -> Vec<Value> {
         self.shared.named.events()
     }
 
-    /// An object as it is stored.
     pub fn object(&self, collection: &str, namespace: &str, name: &str) -> Option<Value> {
         let found = self.shared.objects().get(collection, &(namespace.to_owned(), name.to_owned()));
         found.map(|object| Value::clone(&object))
     }
 
-    /// All objects of a collection.
     pub fn objects(&self, collection: &str) -> Vec<Value> {
         let found = self.shared.objects().log(collection).list(&super::object_store::Selector::default());
         found.into_iter().map(|object| Value::clone(&object)).collect()
     }
 
-    /// How often objects of a collection changed.
+    /// The number of changes of all objects of a collection.
     pub fn changes(&self, collection: &str) -> usize {
         self.shared.objects().log(collection).changes()
     }
 
-    /// Removes an object.
     pub fn delete(&self, collection: &str, namespace: &str, name: &str) {
         self.shared.objects().set(collection, &(namespace.to_owned(), name.to_owned()), None);
     }
 
-    /// Replaces the status of a pod.
     pub fn set_status(&self, namespace: &str, name: &str, status: &Value) {
         let mut pod = self.object(PODS, namespace, name).expect("the pod exists");
         pod["status"] = status.clone();
@@ -220,7 +209,6 @@ impl FakeApi {
         self.delete(PODS, namespace, name);
     }
 
-    /// Sends a bookmark to all watches.
     pub fn bookmark(&self) {
         self.shared.objects().bookmark();
     }
@@ -230,17 +218,16 @@ impl FakeApi {
         self.shared.objects().forget();
     }
 
-    /// Closes all connections.
     pub fn cut_connections(&self) {
         self.shared.cuts.send_modify(|cuts| *cuts += 1);
     }
 
-    /// The next request has this fault.
+    /// Adds a fault for the next request.
     pub fn plant(&self, fault: ApiFault) {
         lock(&self.shared.faults).push_back(fault);
     }
 
-    /// Every request has this fault; `None`: no more.
+    /// Sets a fault for every request. `None` removes the fault.
     pub fn plant_lasting(&self, fault: Option<ApiFault>) {
         *lock(&self.shared.lasting) = fault;
     }
@@ -389,7 +376,7 @@ impl Shared {
     }
 }
 
-/// The object, or its metadata alone.
+/// The object, or only its metadata.
 fn shown(object: &Value, is_metadata: bool) -> Value {
     if !is_metadata {
         return object.clone();
@@ -437,13 +424,13 @@ async fn serve(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, sha
     });
     let connection = http1::Builder::new().serve_connection(TokioIo::new(stream), service);
     tokio::select! {
-        // A client that goes away is no failure of the server.
+        // A closed connection is no error of the server.
         _ = connection => {}
         _ = cuts.changed() => {}
     }
 }
 
-/// An authority of its own, and a certificate of it for loopback.
+/// A self-signed certificate for loopback.
 fn tls() -> (TlsAcceptor, String) {
     let made = rcgen::generate_simple_self_signed(vec!["127.0.0.1".to_owned()]).expect("the name is valid");
     let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());

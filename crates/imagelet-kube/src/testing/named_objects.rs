@@ -1,4 +1,4 @@
-//! The objects of the fake API server that clients read by their names, secrets and service accounts, and the tokens that it issues.
+//! The secrets and service accounts of the fake API server, which clients read by name, and the issued tokens.
 
 use std::{
     collections::BTreeMap,
@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 #[derive(Debug, Default)]
 pub(super) struct NamedObjects {
     objects: Mutex<BTreeMap<String, Value>>,
-    /// The requests for tokens that were granted.
+    /// The granted requests for tokens.
     tokens: Mutex<Vec<Value>>,
     events: Mutex<Vec<Value>>,
 }
 
 impl NamedObjects {
-    /// Creates or replaces an object of a kind as paths spell it.
+    /// `kind` is the plural: `secrets`, `serviceaccounts`.
     pub(super) fn put(&self, kind: &str, mut object: Value) {
         let text = |field: &str| object["metadata"][field].as_str().expect("the object has a name").to_owned();
         let (namespace, name) = (text("namespace"), text("name"));
@@ -36,7 +36,7 @@ impl NamedObjects {
         self.tokens.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The answer to a request, with its status; `None`: it is for no such object.
+    /// The HTTP status and the answer. `None`: the request is for other objects, or the object is absent.
     pub(super) fn answer(&self, method: &Method, path: &[&str], body: &[u8]) -> Option<(u16, Value)> {
         if let (&Method::POST, ["api", "v1", "namespaces", namespace, "serviceaccounts", name, "token"]) =
             (method, path)
@@ -60,7 +60,7 @@ impl NamedObjects {
         self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Creates an event, or merges a series into one.
+    /// Creates an event, or replaces the series of an event.
     fn record(&self, method: &Method, name: Option<&str>, body: &[u8]) -> (u16, Value) {
         let refused = |code: u16| (code, json!({"kind": "Status", "code": code, "message": "events"}));
         let Ok(object) = serde_json::from_slice::<Value>(body) else { return refused(400) };
@@ -85,7 +85,7 @@ impl NamedObjects {
         }
     }
 
-    /// A token of 20 minutes.
+    /// Issues a token that is valid for 20 minutes.
     fn issue(&self, namespace: &str, name: &str, body: &[u8]) -> (u16, Value) {
         let refused = |code: u16, message: &str| (code, json!({"kind": "Status", "code": code, "message": message}));
         let Ok(mut request) = serde_json::from_slice::<Value>(body) else {

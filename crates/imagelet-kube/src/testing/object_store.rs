@@ -1,4 +1,4 @@
-//! The objects of the fake API server by collection, with their history, as a watch replays it.
+//! The objects of the fake API server by collection, with the history that a watch replays.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -8,7 +8,7 @@ use std::{
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-/// The place of an object: namespace, or empty, and name.
+/// Namespace and name. The namespace is empty for an object of the cluster.
 pub(super) type ObjectKey = (String, String);
 
 /// One change of one object, or a bookmark.
@@ -19,7 +19,7 @@ pub(super) struct Change {
     after: Option<Arc<Value>>,
 }
 
-/// The objects of one collection, and their changes since the oldest version that is kept.
+/// The objects of one collection, and their changes since the oldest known version.
 #[derive(Debug)]
 pub(super) struct ObjectLog {
     /// Versions before this one are forgotten.
@@ -35,20 +35,18 @@ pub(super) struct ObjectLog {
 pub(super) struct ObjectStore {
     pub(super) version: u64,
     collections: BTreeMap<String, ObjectLog>,
-    /// Groups with their versions that the server has, besides its own.
+    /// Additional API groups with their versions.
     installed: BTreeSet<String>,
 }
 
-/// A write that the server rejects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Conflict {
     /// The object changed since the version that the writer knows.
     Version,
-    /// The object is another one of the same name.
+    /// The object was recreated with the same name.
     Uid,
 }
 
-/// Which objects a list or a watch selects.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selector {
     /// Empty: all namespaces.
@@ -86,8 +84,8 @@ impl ObjectStore {
         self.collections.get(collection)?.objects.get(key).cloned()
     }
 
-    /// Creates or replaces an object, or removes it with `None`. Returns the object as stored, or as it was. What changes
-    /// nothing has no new version.
+    /// Creates or replaces an object; `None` removes it. Returns the stored or removed object. A write that changes
+    /// nothing gets no new version.
     pub(super) fn set(&mut self, collection: &str, key: &ObjectKey, object: Option<Value>) -> Option<Arc<Value>> {
         let before = self.get(collection, key);
         if before.is_none() && object.is_none() {
@@ -122,7 +120,6 @@ impl ObjectStore {
         }
     }
 
-    /// Forgets the history of all collections.
     pub(super) fn forget(&mut self) {
         self.version += 1;
         for log in self.collections.values_mut() {
@@ -145,7 +142,7 @@ impl ObjectLog {
         self.objects.values().filter(|object| selector.selects(object)).cloned().collect()
     }
 
-    /// The events after a version, for a collection's kind; `Err`: the version is forgotten, and this is the oldest one.
+    /// The events after a version. `Err`: the version is forgotten, and this is the oldest known version.
     pub(super) fn events_after(&self, version: u64, selector: &Selector, collection: &str) -> Result<Vec<Value>, u64> {
         if version < self.oldest {
             return Err(self.oldest);
@@ -167,7 +164,7 @@ impl Selector {
 }
 
 impl Change {
-    /// The event for a watch; `None`: the change is not about its objects.
+    /// The event for a watch. `None`: the watch does not select the object.
     fn event(&self, selector: &Selector, collection: &str) -> Option<Value> {
         if self.before.is_none() && self.after.is_none() {
             let metadata = json!({"resourceVersion": self.version.to_string(), "creationTimestamp": null});
@@ -192,7 +189,6 @@ impl Change {
     }
 }
 
-/// The kind of a collection's objects.
 pub(super) fn kind_of(collection: &str) -> &'static str {
     match collection.rsplit('/').next().unwrap_or_default() {
         "pods" => "Pod",

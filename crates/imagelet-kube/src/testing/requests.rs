@@ -1,4 +1,4 @@
-//! What the fake API server does with one request for an object or a collection.
+//! Answers one request to the fake API server for an object or a collection.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -7,15 +7,14 @@ use serde_json::{Value, json};
 
 use super::object_store::{Conflict, ObjectKey, ObjectStore, Selector, kind_of};
 
-/// The collections whose status is written by a request of its own, and by no other.
+/// Collections with a `status` subresource.
 const WITH_STATUS: [&str; 4] = ["pods", "nodes", "imagesets", "clusterimagesets"];
 
-/// What a path names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ObjectPath {
     /// `/api/v1/pods`, `/apis/GROUP/VERSION/RESOURCE`.
     pub(super) collection: String,
-    /// Empty: of all namespaces, or an object of the cluster.
+    /// Empty: all namespaces, or an object of the cluster.
     pub(super) namespace: String,
     /// `None`: the collection.
     pub(super) name: Option<String>,
@@ -65,7 +64,7 @@ pub(super) fn failure(code: u16, reason: &str, message: &str) -> Document {
     (StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR), status)
 }
 
-/// Carries a request out that is neither a list nor a watch.
+/// Executes a request that is neither a list nor a watch.
 pub(super) fn answer(
     store: &mut ObjectStore,
     method: &Method,
@@ -141,14 +140,14 @@ fn created(store: &mut ObjectStore, path: &ObjectPath, key: &ObjectKey, mut obje
     (StatusCode::CREATED, stored.map(|object| Value::clone(&object)).unwrap_or_default())
 }
 
-/// How a write changes `spec`, or with the path of the status `status`.
+/// How a write changes `spec`, or `status` in a request for the status.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Merge {
-    /// It is replaced: one manager owns all of it.
+    /// Replaces the whole field, because one manager owns it.
     Whole,
-    /// Its top-level fields are replaced.
+    /// Replaces its top-level fields.
     Fields,
-    /// Its top-level fields are replaced, and conditions are merged by their types.
+    /// Replaces its top-level fields, and merges conditions by type.
     Strategic,
 }
 
@@ -181,7 +180,7 @@ fn changed(path: &ObjectPath, before: &Value, given: &Value, merge: Merge) -> Va
     after
 }
 
-/// A condition with `$patch: delete` removes the one of its type.
+/// A condition with `$patch: delete` removes the condition of the same type.
 fn merge_conditions(conditions: &mut Value, given: &[Value]) {
     let mut merged = conditions.as_array().cloned().unwrap_or_default();
     for one in given {
@@ -197,7 +196,7 @@ fn merge_conditions(conditions: &mut Value, given: &[Value]) {
     *conditions = merged.into();
 }
 
-/// Whether a write is about this object: by the uid and the version that it names, if any.
+/// Compares the uid and the version in a write, if present, with those of the object.
 fn is_same(named: &Value, object: &Arc<Value>) -> Result<(), Conflict> {
     let differs = |field: &str| named[field].as_str().is_some_and(|value| object["metadata"][field] != value);
     if differs("uid") {

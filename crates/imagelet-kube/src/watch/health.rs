@@ -32,7 +32,7 @@ pub struct WatchHealth {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
-    /// The pods were listed at least once since the start.
+    /// The objects were listed at least once since the start.
     pub is_listed: bool,
     /// The watch is connected and receives changes.
     pub in_sync: bool,
@@ -64,7 +64,7 @@ impl WatchHealth {
         self.lock().clone()
     }
 
-    /// Records the progress of a request. Returns the failure that has ended.
+    /// Records the progress of a request. Returns the failure that has now ended.
     pub(super) fn observe(&self, answer: Answer) -> Option<String> {
         let mut report = self.lock();
         match answer {
@@ -94,8 +94,7 @@ impl WatchHealth {
         self.set(&WAITING, waiting as f64);
     }
 
-    /// Records that a watch, or an attempt to start a watch, failed. An expired watch is only restarted. Returns
-    /// whether the failure differs from the previous one.
+    /// Records a failed watch or a failed start. An expired watch stays in sync. Returns whether the failure is new.
     pub(super) fn failed(&self, failure: String, is_expired: bool) -> bool {
         if let Some(metrics) = &self.metrics {
             metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);

@@ -1,7 +1,6 @@
 //! The watch of one collection of objects: `kube`'s watch with one log line per failure, and a health state.
 //!
-//! The API server is the only source. While it is unreachable, the last known objects stay, so no lease or pin is
-//! released.
+//! While the API server is unreachable, the last known objects stay, so no lease or pin is released.
 
 mod health;
 
@@ -26,19 +25,18 @@ use crate::{
     client::observed,
 };
 
-/// The maximum duration of a watch. A random part of up to a fifth is subtracted, so that the watches of a fleet do not
-/// end at the same moment.
+/// Maximum duration of a watch. A random part of up to a fifth is subtracted to spread the watches of a fleet.
 const LIFE_MAX: Duration = Duration::from_secs(288);
 /// The first wait after a failure. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
-/// The maximum wait if the API server does not have or forbids the kind. That state may be permanent.
+/// Maximum wait if the API server does not have or forbids the kind. That state may be permanent.
 const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
 /// After this time without a failure, the next failure is the first in a row.
 const HEALTHY_AFTER: Duration = Duration::from_mins(2);
 
-/// Watches the objects until this future is dropped. `name` describes the objects. `take` receives each change, and
-/// `Init` if a partial list must be discarded.
+/// Watches objects until this future is dropped. `name` is for the log. `take` receives each change, and `Init` if a
+/// partial list must be discarded.
 pub(crate) async fn follow<K>(
     name: &'static str,
     client: &Client,
@@ -57,8 +55,7 @@ pub(crate) async fn follow<K>(
     });
     let life = scattered(LIFE_MAX, 0.2, random_share()).as_secs();
     let (api, config) = (Api::all_with(client, kind), config.timeout(u32::try_from(life).unwrap_or(u32::MAX)));
-    // The library sends `Init` before each attempt to list. It is filtered out, because it would reset the count of
-    // failures.
+    // The library sends `Init` before each attempt to list. A received `Init` would reset the count of failures.
     let begin = || {
         let events = watcher(api.clone(), config.clone());
         Box::pin(events.try_filter(|event| ready(!matches!(event, Event::Init))))
@@ -79,7 +76,7 @@ pub(crate) async fn follow<K>(
         };
         take(Event::Init);
         let code = code(&error);
-        // The API server sometimes drops the version from which the watch continues. A list follows.
+        // The expiry of the watched version (410) is normal and is not logged. A list follows.
         if health.failed(text(&error), code == Some(410)) {
             let error = text(&error);
             if code == Some(404) {
@@ -111,8 +108,7 @@ where
     store.wait_until_ready().now_or_never().is_some()
 }
 
-/// The wait after this number of failures in a row. It doubles with each failure. A random part of up to a half is
-/// subtracted, so that the agents of a fleet do not retry at the same moment.
+/// The wait doubles with each failure in a row. A random part of up to a half is subtracted to spread retries.
 pub(crate) fn backoff(first: Duration, longest: Duration, failures: u32) -> Duration {
     scattered(grown(first, 2.0, longest, failures), 0.5, random_share())
 }

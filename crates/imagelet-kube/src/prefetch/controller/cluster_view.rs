@@ -33,8 +33,7 @@ pub(super) struct ClusterView {
     pub(super) changed: Notify,
 }
 
-/// By set and node: the last report of a busy node, and the time of its last change. A restart clears the map, which
-/// only delays the stall detection.
+/// By set uid and node: the last report of a busy node and the time of its change. A restart delays stall detection.
 pub(super) type BusyNodes = HashMap<(String, String), (Option<SetReport>, Instant)>;
 
 #[derive(Debug, Default)]
@@ -64,7 +63,7 @@ impl ClusterView {
         let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
         let soonest = |next: &mut Option<Instant>, at| *next = Some(next.map_or(at, |next| next.min(at)));
         let mut still_busy = BusyNodes::new();
-        // In the order of places, so that one namespace cannot use all writes of a pass.
+        // In the order of places. Otherwise one namespace could use all writes of a pass.
         for (set, limit) in all_sets.iter().flat_map(KnownSets::placed) {
             plan.sets_known += 1;
             let (mut selected, mut is_full) = (Vec::new(), false);
@@ -72,7 +71,7 @@ impl ClusterView {
                 let report = of_sets.get(&(set.uid.as_str(), name.as_str())).copied();
                 is_full |=
                     report.is_none() && reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
-                // Only the node knows its pods. It reports each set that they select, unless its report is full.
+                // Only the node knows its pods. It reports each set that matches its pods, unless its report is full.
                 if set.spec.pod_selector.is_some() && report.is_none() {
                     continue;
                 }

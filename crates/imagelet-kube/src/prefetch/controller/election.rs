@@ -16,16 +16,15 @@ use crate::api_error::{code, text};
 const LEASE: &str = "imagelet-controller";
 /// A lease that its holder does not renew for this time is free.
 const LEASE_LASTS: Duration = Duration::from_secs(30);
-/// The interval in which the holder renews the lease and the other candidates read it.
+/// The interval at which the holder renews the lease and other candidates read it.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
-/// If the holder could not renew its lease for this time, it stops, before another candidate may start.
+/// A holder that could not renew its lease for this time stops, before another candidate may start.
 const RENEWED_MAX: Duration = Duration::from_secs(20);
 
 pub(super) struct Election {
     api: Api<Lease>,
     identity: String,
-    /// The last read lease, and the time since when it is unchanged. The time is by this process' clock: other clocks
-    /// are not trusted.
+    /// The last read lease, and the time of its last change by this process' clock. Other clocks are not trusted.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
@@ -82,8 +81,7 @@ impl Election {
         }
         let spec = Some(next(lease, &self.identity, Timestamp::now()));
         let written = if let Some(found) = found {
-            // The request has the version that was read. If another candidate was faster, the API server reports a
-            // conflict.
+            // The request has the version that was read. If another candidate was faster, the API server answers 409.
             self.api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
         } else {
             let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };

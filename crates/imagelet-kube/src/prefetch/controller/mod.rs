@@ -50,7 +50,7 @@ const PASS_EVERY: Duration = Duration::from_secs(2);
 /// The first wait after a pass with a failed request. The wait doubles with each failed pass in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_mins(2);
-/// Most writes and deletions of one pass; the next pass continues with a new plan.
+/// Maximum writes and deletions of one pass. The next pass continues with a new plan.
 const WRITES_MAX: usize = 200;
 
 families! {
@@ -85,13 +85,12 @@ pub struct ControllerReport {
     /// The API server has answered about the lease.
     pub has_answer: bool,
     pub leads: bool,
-    /// The controller knows all sets, reports and nodes.
+    /// The sets, reports and nodes are listed.
     pub is_listed: bool,
 }
 
 impl PrefetchController {
-    /// A controller whose lease is in this namespace. `identity` is unique among all controllers, for example the pod's
-    /// name.
+    /// The lease is in this namespace. `identity` is unique among all controllers, for example the pod's name.
     pub fn new(client: Client, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
             metrics.declare(family);
@@ -245,7 +244,7 @@ impl PrefetchController {
     }
 }
 
-/// Ignores that the set was deleted or recreated, because the watch reports it soon.
+/// A deleted or recreated set is no error, because the watch soon reports the change.
 fn unless_gone<T>(answer: Result<T, kube::Error>) -> Result<(), kube::Error> {
     match answer {
         Err(error) if !matches!(code(&error), Some(404 | 409)) => Err(error),

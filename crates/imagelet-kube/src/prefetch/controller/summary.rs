@@ -15,23 +15,22 @@ use crate::prefetch::objects::{FailureCount, ImagePhase, ImageSet, NodeCounts, S
 /// Maximum failure classes in a status.
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
-/// The time after the start of a spec in which the nodes with pods of its selector report themselves. Until then, no wave
-/// begins and the set is not complete.
+/// The time after the start of a spec in which nodes with matching pods report themselves. Until then, no wave begins
+/// and the set is not complete.
 const SELECTION_LASTS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
-    /// No action before this time. At this time the set is deleted. `None`: no action until a change.
+    /// The time of the next decision without a change. `None`: only a change causes a decision.
     Idle {
         until: Option<SystemTime>,
     },
     Write(Box<SetStatus>),
-    /// Deletes the set: `ttl_after_finished` has passed.
+    /// Deletes the set, because `ttl_after_finished` has passed.
     Delete,
 }
 
-/// Decides for one set, which may be above a limit. `nodes` are in the order of their places. Their reports are about
-/// this spec.
+/// Decides for one set, which may be above a limit. `nodes` are sorted by place, with their reports about this spec.
 pub(super) fn decide(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -50,7 +49,7 @@ pub(super) fn decide(
     }
 }
 
-/// When all nodes are known that a spec with this start selects by pods. `None`: they are known.
+/// The end of `SELECTION_LASTS` for a spec with a pod selector. `None`: no pod selector, or the time has passed.
 fn selection_ends(set: &ImageSet, started: &Time, now: SystemTime) -> Option<SystemTime> {
     set.spec.pod_selector.as_ref()?;
     Some(SystemTime::from(started.0) + SELECTION_LASTS).filter(|ends| *ends > now)
@@ -71,7 +70,7 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], w
     let is_selected = selection_ends(set, &started_at, wall).is_none();
     let is_complete = is_selected && counts.wanted > 0 && counts.ready == counts.wanted;
     let is_finished = is_complete || (is_over && counts.wanted > 0);
-    // All nodes ignore a set above the other limits, so no node is admitted.
+    // All nodes ignore a set above any other limit, so no node is admitted.
     let is_admitting = is_selected && limit.is_none_or(|limit| limit == SetLimit::Report);
     SetStatus {
         observed_generation: set.generation,
@@ -84,8 +83,7 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], w
     }
 }
 
-/// `Complete`, `Progressing`, `Degraded`, and `Limited` for a set above a limit. Each condition has the time of its
-/// last status change.
+/// The conditions of a set. `Limited` only exists above a limit. Each has the time of its last status change.
 fn conditions(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -128,7 +126,7 @@ fn conditions(
     conditions
 }
 
-/// The failures by class and step, the most frequent first. Each has its first node.
+/// The failures by class and step with their first nodes, the most frequent first.
 fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
     let mut found: BTreeMap<(&str, &str), FailureCount> = BTreeMap::new();
     for node in nodes {

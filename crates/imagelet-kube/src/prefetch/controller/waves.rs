@@ -9,7 +9,7 @@ pub(super) struct SelectedNode<'a> {
     /// The phase that the node reports for this spec. `None`: no report yet.
     pub(super) phase: Option<SetPhase>,
     pub(super) images: &'a [ImageReport],
-    /// The node may begin, and its report has not changed for a long time. It does not delay other nodes.
+    /// The node may begin, and its report has not changed for a long time. A stalled node delays no other node.
     pub(super) is_stalled: bool,
 }
 
@@ -20,10 +20,9 @@ impl SelectedNode<'_> {
     }
 }
 
-/// The next cut. `nodes` are in the order of their places.
+/// The next cut. `nodes` are sorted by place. Nodes below the cut may begin, and at most the limit of them are busy.
 ///
-/// Each node below the cut may begin. At most the limit of these nodes are busy. The cut depends only on the reports
-/// and the previous cut, and never decreases for one spec, so a restarted controller continues at the last cut.
+/// The cut depends only on the reports and the previous cut, so a restarted controller continues at the last cut.
 pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveStatus> {
     let limit = set.spec.max_concurrent_nodes?.of(nodes.len());
     let before = set.status.wave.filter(|_| set.is_observed()).unwrap_or_default().cut;
@@ -35,7 +34,7 @@ pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveSta
         busy += usize::from(node.is_busy());
         last = Some(node.place);
     }
-    // All known nodes may begin. Nodes that join later may begin, too, unless pods select them: these may be many.
+    // All known nodes may begin. Without a pod selector, nodes that join later may begin, too: they are few.
     let all = if set.spec.pod_selector.is_none() { PLACES } else { last.map_or(0, |place| place + 1) };
     Some(WaveStatus { cut: all.max(before) })
 }

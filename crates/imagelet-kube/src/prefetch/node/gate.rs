@@ -1,5 +1,4 @@
-//! The condition `imagelet.dev/ImagesReady`: whether a node has the images of all gated sets that select it. A pure
-//! function.
+//! The condition `imagelet.dev/ImagesReady`: whether a node has the images of all gated sets. A pure function.
 
 use imagelet_core::{image::counted, printable::printable_start};
 
@@ -21,12 +20,12 @@ impl ImagesReady {
     pub(super) const PRESENT: &str = "ImagesPresent";
     pub(super) const MISSING: &str = "ImagesMissing";
 
-    /// The condition by the reports of the gated sets that select the node. `beyond` are those of these sets that no node
+    /// The condition from the reports of the gated sets that select the node. `beyond`: gated sets that no node
     /// fetches, because of a limit. `None`: no gated set selects the node.
     pub(super) fn of(gated: &[SetReport], beyond: &[ImageSet]) -> Option<Self> {
         let mut images: Vec<(&SetReport, &ImageReport)> =
             gated.iter().flat_map(|set| set.images.iter().map(move |image| (set, image))).collect();
-        // An image of several sets counts once, and is missing if one of the sets misses it.
+        // An image of several sets counts once, and is missing if it is missing in one set.
         images.sort_by_key(|(_, image)| (&image.reference, &image.platform, image.phase == ImagePhase::Present));
         images.dedup_by_key(|(_, image)| (&image.reference, &image.platform));
         let (all, mut missing) = (images.len(), images);
@@ -52,7 +51,7 @@ impl ImagesReady {
     }
 }
 
-/// The name of a missing image, and where known why it is missing.
+/// The name of a missing image, with the reason if known.
 fn named(set: &SetReport, ImageReport { reference, phase, class, hop, .. }: &ImageReport) -> String {
     let why = match (phase, set.phase) {
         (ImagePhase::Failed, _) => format!(" ({class} at {hop})"),

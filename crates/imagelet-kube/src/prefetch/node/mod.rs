@@ -1,5 +1,4 @@
-//! The agent of prefetch on one node: watches the sets and its own Node, pulls, pins, and reports. With gated sets it
-//! keeps a condition of the Node.
+//! The prefetch agent of a node: watches sets and its Node, pulls, pins, reports, and sets a condition for gated sets.
 
 mod gate;
 mod own_node;
@@ -69,7 +68,7 @@ const RETRY_MAX: Duration = Duration::from_mins(15);
 /// The first wait after a failed request to write the report or the condition.
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
-/// How long an agent that starts waits for the pods of its node, by which sets select the node.
+/// Maximum wait for the first list of pods, by which sets select the node.
 const PODS_WAIT: Duration = Duration::from_mins(1);
 /// How often the agent reads the progress of a pull and checks that images are present.
 const TICK: Duration = Duration::from_secs(30);
@@ -123,7 +122,7 @@ impl PrefetchAgent {
         Self { client, node: node.to_owned(), target, pods: None }
     }
 
-    /// The agent of the sets that select the node also by the pods of this agent.
+    /// Sets also select the node by the pods that this agent watches.
     #[must_use]
     pub fn with_pods_of(self, agent: &NodeAgent) -> Self {
         Self { pods: Some(agent.pods()), ..self }
@@ -156,12 +155,11 @@ impl PrefetchAgent {
     }
 
     async fn work(&self, inputs: &Inputs) {
-        // The sets, the node, its pods and the report must be known before the first plan. Until then the pins of the
-        // last run stay.
+        // The first plan needs the sets, the node, its pods and the report. Until then, the pins of the last run stay.
         let (SelectedSets { sets, .. }, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
         if let Some(mut pods) = self.pods.clone() {
-            // Without a list of pods, the node still fetches the sets without a selector of pods, and keeps the others.
+            // Without a list of pods, sets without a pod selector are fetched, and the last matches of other sets stay.
             let _ = timeout(PODS_WAIT, pods.changed()).await;
         }
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
@@ -169,9 +167,9 @@ impl PrefetchAgent {
         let matches = by_pods.map(|set| (set.uid.clone(), Instant::now())).collect();
         let mut work = AgentWork { states: restored(&sets, reports), matches, ..AgentWork::default() };
         let (mut of_report, mut of_condition) = (WriteGate::restored(written), WriteGate::restored(None));
-        // The Node by which the condition in the API is known.
+        // The last Node whose condition was read.
         let mut seen: Option<Arc<OwnNode>> = None;
-        // The writes run in parallel to the pulls, so that a slow API server does not delay them.
+        // Writes run in parallel to pulls, so that a slow API server does not delay pulls.
         let (mut reporting, mut conditioning) = (None, None);
         loop {
             let (sets, node) = inputs.known(&self.node).await;
@@ -188,7 +186,7 @@ impl PrefetchAgent {
                     None => {}
                 }
             }
-            // The last write is not in a Node that was received before it.
+            // Each Node is read once: a Node that was received before the last write does not have this write.
             if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
                 of_condition.found(node.images_ready());
                 seen = Some(Arc::clone(&node));
@@ -229,7 +227,7 @@ impl PrefetchAgent {
         loop {
             let (now, conditions) = (Instant::now(), self.target.conditions());
             let meter = bytes.meter(conditions.is_queued, now);
-            // A pull that has ended gives way to nothing.
+            // A pull that has ended is not interrupted.
             if let Some(Waiting { image, are_all_slow }) = waiting.filter(|_| !task.is_finished()) {
                 let is_measured = bytes.is_measured().unwrap_or(conditions.is_measured);
                 let turn = Turn { given_way, is_measured, are_all_slow: *are_all_slow };
@@ -245,8 +243,7 @@ impl PrefetchAgent {
         }
     }
 
-    /// Records the end of the running pull. The received data of an interrupted pull stays on the disk for the next
-    /// attempt.
+    /// Records the end of the running pull. The data of an interrupted pull stays on disk for the next attempt.
     fn ended(&self, work: &mut AgentWork, outcome: Option<Result<(), FetchFailure>>) {
         let Some(RunningPull { key, .. }) = work.running.take() else { return };
         let attempts = work.attempts.entry(key.clone()).or_default();
@@ -261,7 +258,7 @@ impl PrefetchAgent {
             }
             Some(Err(failure)) => {
                 let FetchFailure { class, stage, message } = &failure;
-                // No event for a pull that an open circuit rejected, because the circuit had its own event.
+                // A pull that an open circuit rejected has no event, because the circuit had its own event.
                 if *class != ErrorClass::HeldBack {
                     let image = &key.image.reference;
                     let (message, what) =
@@ -276,8 +273,8 @@ impl PrefetchAgent {
         work.states.insert(key, state);
     }
 
-    /// Makes a plan and executes its first actions: pins, the cancellation of a pull, the next pull. Also returns whether
-    /// a pass has listed the images of the node.
+    /// Makes a plan and executes its first actions: pins, a cancellation, the next pull. Also returns whether a pass
+    /// has listed the images of the node.
     async fn step(&self, work: &mut AgentWork, SelectedSets { sets, gated_beyond }: &SelectedSets) -> (Plan, bool) {
         loop {
             if let Some(RunningPull { key, bytes, .. }) = &work.running {
@@ -361,7 +358,7 @@ impl PrefetchAgent {
 }
 
 impl Inputs {
-    /// Waits until all sets and this node are known. The sets may select other nodes.
+    /// Waits until this node and all sets are known, including sets that select other nodes.
     async fn known(&self, node: &str) -> (SelectedSets, Arc<OwnNode>) {
         loop {
             if let (Some(known), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
@@ -380,7 +377,7 @@ impl Inputs {
     }
 }
 
-/// Waits for the end of a write, if one runs.
+/// Waits for the end of a write. Never returns if no write runs.
 async fn end_of<F: Future + Unpin>(running: &mut Option<F>) -> F::Output {
     let Some(write) = running else { return pending().await };
     let end = write.await;
@@ -392,8 +389,7 @@ fn failed<T>(class: ErrorClass, stage: Stage, message: String) -> Result<T, Fetc
     Err(FetchFailure { class, stage, message })
 }
 
-/// The request for one image: with the pull secret of the set, or for a cluster-wide set with the credentials of the
-/// node.
+/// The request for one image, with the pull secret of the set or, for a cluster-wide set, the node's credentials.
 async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
     let mut secrets = Vec::new();

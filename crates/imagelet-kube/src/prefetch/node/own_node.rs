@@ -1,7 +1,6 @@
 //! The Node object of an agent: its labels, and the condition that the agent writes.
 //!
-//! The agent watches the whole object, as the kubelet of the node does. The condition in the API decides what the agent
-//! writes, also after a restart and after a change by another client.
+//! The agent compares with the condition in the API, also after a restart and after a change by another client.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -35,8 +34,7 @@ impl OwnNode {
         self.status.conditions.iter().flatten().find(|it| it.type_ == CONDITION)
     }
 
-    /// The condition in the API. `None`: it is absent. A condition that no agent writes has no message, so that it equals
-    /// none that the agent wants.
+    /// The condition in the API. `None`: absent. An unknown condition has no message, so it equals no wanted one.
     pub(super) fn images_ready(&self) -> Option<ImagesReady> {
         let NodeCondition { status, reason, message, .. } = self.condition()?;
         let message = message.clone().unwrap_or_default();
@@ -47,9 +45,8 @@ impl OwnNode {
         })
     }
 
-    /// The strategic merge patch of the status that sets or removes the condition, and changes no other one.
-    ///
-    /// With the uid, the API server refuses the patch of a Node that was created again.
+    /// The strategic merge patch that sets or removes only this condition. With the uid, the API server rejects the
+    /// patch of a recreated Node.
     pub(super) fn patch(&self, wanted: Option<&ImagesReady>, now: Timestamp) -> Value {
         let written = |ImagesReady { is_ready, message }: &ImagesReady| {
             let (status, reason) =

@@ -18,7 +18,7 @@ use crate::prefetch::objects::{
 };
 
 const MESSAGE_LENGTH_MAX: usize = 256;
-/// Maximum bytes of all messages of one report. Further messages are omitted.
+/// Maximum bytes of all messages in one report. Further messages are omitted.
 const MESSAGES_LENGTH_MAX: usize = 64 << 10;
 
 /// One image of one set. The key stays the same until the image must be pulled again.
@@ -65,7 +65,7 @@ impl Task {
 pub(super) struct PlanInput<'a> {
     /// The sets that select the node, in the order of their places (`objects::known_sets`).
     pub(super) sets: &'a [ImageSet],
-    /// The gated sets that select the node, and that no node fetches because of a limit.
+    /// Gated sets that select the node and that no node fetches, because of a limit.
     pub(super) gated_beyond: &'a [ImageSet],
     pub(super) node: &'a str,
     pub(super) states: &'a BTreeMap<TaskKey, TaskState>,
@@ -80,19 +80,18 @@ pub(super) struct PlanInput<'a> {
 pub(super) struct Plan {
     /// The pull to start. One pull runs at a time.
     pub(super) next: Option<Task>,
-    /// The images that wait for the end of the running pull.
+    /// Images that wait for the end of the running pull.
     pub(super) waiting: Option<Waiting>,
     pub(super) pins: Vec<SetPin>,
     pub(super) report: Vec<SetReport>,
-    /// The condition of the node. `None`: no gated set selects the node. Before a pass it is not known which images of
-    /// an earlier run are still present.
+    /// The condition of the node. `None`: no gated set selects the node. Only valid after a pass has listed the images.
     pub(super) images_ready: Option<ImagesReady>,
     /// All tasks of selected sets. The states of other tasks are dropped, and their pulls are cancelled.
     pub(super) tasks: BTreeSet<TaskKey>,
     pub(super) retry_at: Option<Instant>,
 }
 
-/// Waiting images of other sets than that of the running pull.
+/// The next image of a set other than the set of the running pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) image: String,
@@ -141,7 +140,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
             gated.push(report.clone());
         }
         // A node that waits for its turn writes no report: the controller counts a node without a report as waiting.
-        // Of a set with a selector of pods, the controller knows only the nodes that report the set.
+        // With a pod selector, the controller knows only the nodes that report the set.
         if set.spec.pod_selector.is_some() || is_begun(&report) {
             reports.push((set, report));
         }
@@ -154,11 +153,10 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     } else {
         plan.next = next(&candidates, input.last).map(Task::of);
     }
-    // An agent that starts knows the images of reported sets alone. Without those of gated sets the condition would change.
+    // Gated sets come first: a restarted agent knows only reported images, and the condition must not change.
     reports.sort_by_key(|(set, _)| !set.spec.gate);
     reports.truncate(REPORTED_SETS_MAX);
-    // Changes of other sets change the places of sets. The report has a stable order, so that such a change causes no
-    // write.
+    // The stable order avoids writes: changes of other sets change the places of sets.
     reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     plan.report = reports.into_iter().map(|(_, report)| report).collect();
     plan.images_ready = ImagesReady::of(&gated, input.gated_beyond);
@@ -172,8 +170,8 @@ pub(super) fn key_of(set: &ImageSet, image: &SetImage) -> TaskKey {
     TaskKey { uid: set.uid.clone(), generation, image: image.clone() }
 }
 
-/// The states that follow from an earlier report of this node, for an agent that starts. Fetched images are not fetched
-/// again, even if a collection has removed them since.
+/// The states of a starting agent from the last report of its node. A fetched image is not fetched again, even if a
+/// collection has removed the image since.
 pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<TaskKey, TaskState> {
     let mut states = BTreeMap::new();
     for set in sets {

@@ -14,11 +14,10 @@ use imagelet_core::{
 /// The part of a node's image manager that prefetch needs.
 #[async_trait]
 pub trait PrefetchNode: Send + Sync + fmt::Debug {
-    /// Which of these images are absent. The last pass did not list them, or their layers are missing now.
+    /// Which of these images are absent: the last pass did not list them, or their layers are missing now.
     async fn presence(&self, references: &BTreeSet<String>) -> ImagePresence;
 
-    /// Pulls one image if the request's policy requires it and the disk has space below the watermark. Dropping the
-    /// future cancels the pull.
+    /// Pulls one image if the policy requires a pull and the disk is below the watermark. Dropping the future cancels.
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure>;
 
     /// The current conditions that decide whether a pull of [`Self::fetch`] is slow.
@@ -36,7 +35,7 @@ pub struct FetchConditions {
     pub policy: HoldPolicy,
     /// The pull waits in the queue behind pulls of pods.
     pub is_queued: bool,
-    /// Whether a pull without a report so far will report its bytes. A runtime reports no bytes.
+    /// Whether a pull without a report so far will report its bytes. A pull by a runtime reports none.
     pub is_measured: bool,
 }
 

@@ -8,7 +8,7 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// The progress of one pull. Clones share it.
+/// The progress of one pull. Clones share the progress.
 #[derive(Clone, Debug)]
 pub(super) struct PullBytes(Arc<PullRecord>);
 
@@ -33,8 +33,7 @@ impl PullBytes {
         Self(Arc::new(PullRecord { bytes: Mutex::default(), meter: HoldMeter::new(now) }))
     }
 
-    /// The meter of the bytes from the network. Its clock stops while the pull waits in the queue, and after all bytes
-    /// are received.
+    /// The meter of received bytes. Its clock stops while the pull is queued, and after all bytes are received.
     pub(super) fn meter(&self, is_queued: bool, now: Instant) -> &HoldMeter {
         let is_whole = self.sum().is_some_and(|(received, all)| received >= all);
         if is_queued || is_whole {

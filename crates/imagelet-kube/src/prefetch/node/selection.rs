@@ -9,10 +9,10 @@ use crate::{
     prefetch::objects::{ImageSet, SetScope},
 };
 
-/// How long a set stays selected after its last pod ended. A pod that is created anew ends neither a pull nor a pin.
+/// A set stays selected for this time after its last pod ended, so that a recreated pod ends no pull and no pin.
 pub(super) const LINGER: Duration = Duration::from_mins(2);
 
-/// By the uid of a set with a selector of pods: when a bound pod last matched.
+/// The time of the last match of a bound pod, by the uid of a set with a pod selector.
 pub(super) type LastMatches = BTreeMap<String, Instant>;
 
 #[derive(Debug, Default)]
@@ -24,8 +24,8 @@ pub(super) struct SelectedSets {
 }
 
 impl SelectedSets {
-    /// The sets that select the node, in the same order. A set of a namespace looks at the pods of this namespace. Before
-    /// the first list of pods, which is `None`, the last matches stay.
+    /// The sets that select the node, in the same order. A namespaced set only sees the pods of its namespace. `pods`
+    /// is `None` before the first list. Until then, the last matches stay.
     pub(super) fn selecting(
         mut self,
         labels: &BTreeMap<String, String>,

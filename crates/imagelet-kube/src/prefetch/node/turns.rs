@@ -7,26 +7,25 @@ use tokio::time::Instant;
 
 use crate::prefetch::objects::{ImageSet, SetImage, SetScope};
 
-/// The first turn of a pull that reports no bytes. A runtime may lose the fetched data when the pull ends.
+/// The first turn of a pull that reports no bytes. A runtime may lose the data of an interrupted pull.
 const UNMEASURED_TURN: Duration = Duration::from_mins(2);
-/// Limit of turn doublings. A small layer of a slow registry is not resumed, so it needs a whole turn.
+/// Maximum doublings of a turn. A small layer of a slow registry is not resumed, so it needs a whole turn.
 const DOUBLINGS_MAX: u32 = 8;
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Candidate<'a> {
     pub(super) set: &'a ImageSet,
     pub(super) image: &'a SetImage,
-    /// An image of the set was interrupted and is not fetched yet.
+    /// An image of the set was interrupted and is not yet fetched.
     pub(super) is_slow: bool,
-    /// The time of its failure or interruption. `None`: it was never tried.
+    /// The time of the failure or interruption. `None`: the image was never tried.
     pub(super) since: Option<Instant>,
 }
 
-/// The next image. `candidates` are in the order in which their sets are fetched. `last` is the namespace of the last
-/// turn.
+/// The next image. `candidates` are in the order of their sets' places. `last` is the namespace of the last turn.
 ///
-/// Images that were never tried are before failed images and before slow sets. Images of cluster-wide sets are before
-/// images of namespaces. Namespaces take turns, so that no namespace waits for all images of another one.
+/// Images that were never tried come before failed images and slow sets. Cluster-wide sets come before namespaces.
+/// Namespaces take turns, so that no namespace waits for all images of another namespace.
 pub(super) fn next<'a, 'b>(candidates: &'b [Candidate<'a>], last: &str) -> Option<&'b Candidate<'a>> {
     candidates.iter().min_by(|a, b| a.rank(last).cmp(&b.rank(last)))
 }

@@ -13,14 +13,13 @@ use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
 pub(super) const WRITE_EVERY: Duration = Duration::from_secs(10);
 /// The minimum time between two writes that are [alike](NodeFact::is_alike).
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_mins(1);
-/// A change waits for this time minus a random part. Several changes then need one write, and the nodes of a cluster do
-/// not write at the same moment.
+/// A change waits for this time minus a random part. This merges changes and spreads the writes of a cluster.
 pub(super) const COLLECT_FOR: Duration = Duration::from_secs(4);
 
 /// The report of this node in the API.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WrittenReport {
-    /// The Node. A recreated Node is another owner.
+    /// The owning Node. A recreated Node is another owner.
     pub(super) owner: Option<OwnerReference>,
     pub(super) sets: Vec<SetReport>,
 }
@@ -31,16 +30,16 @@ impl From<NodeImages> for WrittenReport {
     }
 }
 
-/// What a node writes about itself.
+/// A fact that a node writes about itself: the report or the condition.
 pub(super) trait NodeFact: PartialEq {
     const NAME: &str;
-    /// The wait after a request that the API server forbids. `None`: that after other failures.
+    /// The wait after a request that the API server forbids. `None`: the wait after any other failure.
     const FORBIDDEN_RETRY: Option<Duration>;
 
-    /// Whether the API has nothing, too, as long as nothing was written.
+    /// Whether the fact equals an absent object in the API.
     fn is_empty(&self) -> bool;
 
-    /// Whether the parts on which others act are the same. The rest is progress.
+    /// Whether the facts only differ in progress, which causes no action of other components.
     fn is_alike(&self, other: &Self) -> bool;
 }
 
@@ -77,7 +76,7 @@ impl NodeFact for Option<ImagesReady> {
 pub(super) struct WriteGate<T> {
     written: Option<T>,
     written_at: Option<Instant>,
-    /// When the fact first differed from the written one, and how long to wait from that time.
+    /// When the fact first differed from the written fact, and the wait from that time.
     changed: Option<(Instant, Duration)>,
     /// Failed writes in a row, and the earliest time of the next write.
     failures: u32,

@@ -16,7 +16,7 @@ use crate::{
     names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown},
 };
 
-/// Nodes have places from 0 to this number. JSON and JavaScript represent these numbers exactly.
+/// The places of nodes are below this number. JSON and JavaScript represent them exactly.
 pub(crate) const PLACES: u64 = 1 << 52;
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,7 +35,6 @@ impl SetName {
         }
     }
 
-    /// Whether the namespace and the name are valid names of the API.
     pub(crate) fn is_valid(&self) -> bool {
         let is_namespaced = self.scope == SetScope::Namespace;
         is_name(&self.name, NAME_LENGTH_MAX)
@@ -83,7 +82,7 @@ impl SetObject {
         SetName { scope, namespace: namespace.clone().unwrap_or_default(), name: name.clone().unwrap_or_default() }
     }
 
-    /// Parses the set. `None`: the set is being deleted.
+    /// `None`: the set is being deleted.
     pub(crate) fn read(&self, scope: SetScope) -> Result<Option<ImageSet>, SetRejection> {
         let name = self.name(scope);
         if !name.is_valid() {
@@ -115,7 +114,7 @@ impl ImageSet {
         u64::from_str_radix(&digest.hex()[..13], 16).unwrap_or_default()
     }
 
-    /// Whether a node may begin: the status is about this spec, and the place of the node is below the cut.
+    /// Whether a node may begin: without a limit always, otherwise if its place is below the cut for this spec.
     pub(crate) fn admits(&self, node: &str) -> bool {
         let is_admitted = || self.status.wave.is_some_and(|wave| self.place_of(node) < wave.cut);
         self.spec.max_concurrent_nodes.is_none() || (self.is_observed() && is_admitted())

@@ -1,4 +1,4 @@
-//! The sets as received by the watches, and which of them have a place.
+//! The sets from the watches, and which of them have a place.
 
 use std::{
     collections::BTreeMap,
@@ -24,7 +24,7 @@ const PAGE_SETS: u32 = 100;
 pub(super) const SETS_MAX: usize = 1000;
 /// Maximum sets of one namespace that are fetched.
 pub(super) const SETS_OF_NAMESPACE_MAX: usize = 100;
-/// Known sets of each kind. Sets without a place get one when a place is free.
+/// Maximum known sets of each kind. A set without a place gets a place when one is free.
 const KNOWN_MAX: usize = 4 * SETS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -73,10 +73,10 @@ pub(crate) struct KnownSets {
 }
 
 impl KnownSets {
-    /// The sets in the order in which they get a place. A set above a limit has that limit.
+    /// The sets in the order of their places. A set above a limit has this limit.
     ///
-    /// The oldest set of each namespace is first, then the second oldest of each. A namespace with many sets therefore
-    /// takes no places of other namespaces, and a new set takes no place of an older set in its namespace.
+    /// The oldest set of each namespace is first, then the second oldest of each. A namespace with many sets takes no
+    /// places of other namespaces, and a new set takes no place of an older set in its namespace.
     pub(crate) fn placed(&self) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> {
         placed(&self.sets).take(KNOWN_MAX)
     }

@@ -56,7 +56,7 @@ pub(crate) enum SetPhase {
     Waiting,
     /// The spec pauses the set.
     Paused,
-    /// Images are being pulled or queued.
+    /// Images are being pulled, or wait in the queue.
     Pulling,
     Ready,
     /// Some images failed. They are retried later.
@@ -78,7 +78,7 @@ pub(crate) enum ImagePhase {
 }
 
 impl SetPhase {
-    /// Whether the node does nothing more for the set until a change or a retry.
+    /// Whether the node has no work for the set until a change or a retry.
     pub(crate) fn is_finished(self) -> bool {
         matches!(self, Self::Ready | Self::Failed | Self::Expired)
     }

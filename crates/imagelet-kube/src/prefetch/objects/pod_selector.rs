@@ -1,4 +1,4 @@
-//! The selector of pods in a spec: a label selector as Kubernetes spells it, and its rules.
+//! The pod selector of a spec: a label selector as in Kubernetes, and its rules.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +12,7 @@ pub(super) const LABEL_LENGTH_MAX: usize = 317;
 /// Maximum values of one requirement.
 pub(super) const VALUES_MAX: usize = 64;
 
-/// All of these labels and requirements. Without any, every pod matches.
+/// A pod must match all labels and requirements. An empty selector matches every pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct PodSelector {
@@ -34,7 +34,7 @@ struct LabelRequirement {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 enum LabelOperator {
     In,
-    /// An absent label has none of the values.
+    /// Also matches a pod without the label.
     NotIn,
     Exists,
     DoesNotExist,

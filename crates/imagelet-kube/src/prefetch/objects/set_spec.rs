@@ -26,7 +26,7 @@ pub(crate) struct ImageSetSpec {
     pub(crate) node_selector: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pod_selector: Option<PodSelector>,
-    /// Also true with `gate`: a node that a gated set made ready does not lose the images.
+    /// Always true with `gate`, so that a node does not lose the images that made it ready.
     #[serde(default)]
     pub(crate) keep: bool,
     #[serde(default)]
@@ -137,7 +137,7 @@ impl ImageSetSpec {
         self.pod_selector.as_ref().map_or(Ok(()), PodSelector::check).map_err(|why| format!("spec.podSelector.{why}"))
     }
 
-    /// Whether the spec selects a node with these labels, apart from the pods of the node.
+    /// Whether the node selector matches these labels. The pod selector is not checked.
     pub(crate) fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }

@@ -23,7 +23,7 @@ pub(crate) struct SetStatus {
     pub(crate) conditions: Vec<Condition>,
 }
 
-/// The nodes that may begin: those with a place below the cut.
+/// Nodes with a place below the cut may begin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct WaveStatus {
@@ -45,7 +45,7 @@ pub struct NodeCounts {
     pub waiting: usize,
 }
 
-/// One class of failure: the number of nodes with this failure, and the first of them.
+/// A class of failures, the number of its nodes, and the first of these nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct FailureCount {
@@ -63,7 +63,6 @@ impl SetStatus {
     }
 }
 
-/// An unreadable status is an empty status.
 pub(super) fn readable<'de, D: Deserializer<'de>>(value: D) -> Result<SetStatus, D::Error> {
     let value = serde_json::Value::deserialize(value)?;
     Ok(SetStatus::deserialize(value).unwrap_or_default())

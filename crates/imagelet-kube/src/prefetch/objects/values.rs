@@ -10,7 +10,7 @@ use crate::names::shown;
 
 const DURATION_MAX: Duration = Duration::from_hours(24 * 365);
 const DURATION_LENGTH_MAX: usize = 32;
-/// Maximum number of nodes in a limit. Kubernetes supports clusters of 5000.
+/// Maximum number of nodes in a limit. Kubernetes supports clusters of 5,000 nodes.
 const NODES_MAX: u32 = 100_000;
 
 /// A duration above zero in Go's format: `90s`, `1h30m`.
@@ -42,7 +42,7 @@ impl From<SetDuration> for String {
     }
 }
 
-/// How many nodes may pull at the same time: a number, or a share of the selected nodes.
+/// The maximum number of nodes that pull at the same time: a number, or a share of the selected nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "IntOrString", into = "IntOrString")]
 pub(crate) enum NodeLimit {
@@ -53,7 +53,7 @@ pub(crate) enum NodeLimit {
 }
 
 impl NodeLimit {
-    /// The limit as a number, if `nodes` are selected. At least one.
+    /// The limit for this number of selected nodes. At least one.
     pub(crate) fn of(self, nodes: usize) -> usize {
         match self {
             Self::Count(count) => count as usize,
