@@ -21,7 +21,7 @@ pub fn milliseconds(milliseconds: u64) -> String {
     duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
 }
 
-/// Duration of an operation: `40ms`, `3s`, `1m2s`.
+/// Milliseconds of an operation: `40ms`, `3s`, `1m2s`.
 pub fn took(taken: u64) -> String {
     if taken < 1000 { format!("{taken}ms") } else { milliseconds(taken) }
 }

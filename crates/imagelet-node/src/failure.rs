@@ -72,7 +72,7 @@ impl Failure {
         failure
     }
 
-    /// A failure with this message, and an error and its causes as the reason.
+    /// A failure with this message. The error and the causes of the error become its causes.
     pub fn because(message: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::of(error);
         failure.causes.insert(0, std::mem::replace(&mut failure.message, message.into()));
@@ -86,7 +86,7 @@ impl Failure {
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
         }
-        // A runtime describes the failure of its registry in its own text, without a class of ours.
+        // The advice is for registries that imagelet calls. A runtime calls its registry itself.
         if fault.stage != Stage::Runtime
             && let Some(advice) = advice(fault.class)
         {
@@ -107,7 +107,7 @@ impl Failure {
         self
     }
 
-    /// The text for people: the message, its causes and the hint, each on separate lines.
+    /// The message, the causes and the hint, each on a separate line.
     pub fn text(&self) -> String {
         let causes = self.causes.iter().map(|cause| format!("  because: {}\n", lines(cause)));
         let hint = self.hint.iter().map(|hint| format!("hint: {}\n", lines(hint)));

@@ -42,12 +42,11 @@ const ACTION: &str = "x-imagelet-action";
 const FORGED: &str = "an action needs the header `x-imagelet-action` and must come from this server's own pages";
 /// How often a stream of events reports the progress of pulls, in milliseconds.
 const PROGRESS_MS: u64 = 1000;
-/// Cancelled when the token by which the request was allowed is replaced.
+/// Cancelled when the token of the request is replaced.
 #[derive(Clone, Debug)]
 struct PermissionEnd(CancellationToken);
 
-/// Headers of every answer. Scripts, styles and connections come only from this server, and no page may embed its
-/// pages.
+/// Headers of every answer: pages load content only from this server, and no other page may embed them.
 static HEADERS: [(header::HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -66,7 +65,7 @@ pub async fn bind(address: &str, has_token: bool) -> Result<TcpListener, Failure
     let listener = TcpListener::bind(address)
         .await
         .map_err(|error| Failure::because(format!("could not listen on `{address}`"), &error))?;
-    // The configuration check knows only addresses; a host name is resolved by now.
+    // The configuration check does not resolve host names, so the bound address is checked.
     if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
         let message = format!("the HTTP address `{address}` is not loopback and needs a token file");
         return Err(Failure::new("InvalidArgument", message).or_hint("`imagelet help http` describes the access"));
@@ -84,7 +83,7 @@ pub async fn bind_all(port: u16) -> Result<TcpListener, Failure> {
     bound.map_err(|error| Failure::because(format!("could not listen on the port {port}"), &error))
 }
 
-/// The routes of the socket; its clients may do everything.
+/// The routes of the socket, whose clients may run every command.
 pub(crate) fn on_socket(daemon: &Daemon, limits: Limits) -> Router {
     api(daemon, limits).merge(commands::routes()).with_state(daemon.clone())
 }
@@ -116,8 +115,7 @@ fn api(daemon: &Daemon, limits: Limits) -> Router<Daemon> {
     routes::routes().route(&format!("{}/events", routes::ROOT), get(events))
 }
 
-/// Adds the probes. Reasons of failed checks may contain paths and endpoints, so only clients with read access get
-/// them.
+/// Adds the probes. The reasons of a failed check may contain paths, so only clients with read access get the reasons.
 fn with_probes<S, F>(
     router: Router<S>,
     access: Option<HttpAccess>,
@@ -143,7 +141,6 @@ async fn metrics(State(Daemon { node, .. }): State<Daemon>) -> impl IntoResponse
     rendered(&node.status.metrics)
 }
 
-/// All metrics in Prometheus' text format.
 fn rendered(metrics: &Metrics) -> impl IntoResponse + use<> {
     ([(header::CONTENT_TYPE, "text/plain; version=0.0.4; charset=utf-8")], metrics.render())
 }
@@ -180,8 +177,8 @@ async fn guard(
             (StatusCode::MISDIRECTED_REQUEST, refused).into_response()
         }
         Decision::Unauthenticated => {
-            // A browser asks its user for a name, which is ignored, and for the token as the password. Requests by the
-            // page's script get the same challenge: the browser may not have sent the login yet.
+            // For `Basic`, a browser asks for a name, which is ignored, and for the token as the password. A script of
+            // the page gets the same challenge, because the browser may have no login yet.
             let by_page = text_of(request.headers(), "sec-fetch-site") == Some("same-origin");
             let challenge =
                 if is_near && (by_page || is_page(&request)) { "Basic realm=\"imagelet\"" } else { "Bearer" };

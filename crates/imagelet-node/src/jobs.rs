@@ -17,16 +17,15 @@ use crate::{
     node::{Collection, FolderWatch, Images, LocalNode, import_arrivals},
 };
 
-/// Interval at which a disabled collection checks whether it is still disabled.
+/// How often a disabled collection checks whether it is still disabled.
 const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
-/// Interval at which the inventory checks for unwritten changes. Writes are mostly 45 s apart, so a crash loses less
-/// than a minute.
+/// How often the inventory checks for unwritten changes. Writes are mostly 45 s apart, so a crash loses less than 60 s.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
-/// Interval at which the import folder is scanned.
+/// How often the import folder is scanned.
 const SCAN_PERIOD: Duration = Duration::from_secs(2);
-/// Interval at which the disk usage is recorded.
+/// How often the disk usage is recorded.
 const SAMPLE_PERIOD: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -45,7 +44,7 @@ impl Jobs {
         );
         let period = |settings: &Settings| settings.collection.period.unwrap_or(IDLE_PERIOD);
         jobs.repeat(node, period, |node| async move { collect_if_needed(&node.collection).await });
-        // Uses are also recorded between passes.
+        // Uses of images also arrive between passes.
         jobs.repeat(node, |_| FLUSH_PERIOD, |node| async move { node.pulls.images.inventory.flush_if_due().await });
         jobs.repeat(node, |_| SAMPLE_PERIOD, |node| async move { node.collection.sample_disk().await });
         let watch = Arc::new(Mutex::new(FolderWatch::default()));
@@ -80,7 +79,7 @@ impl Jobs {
         jobs
     }
 
-    /// Starts a job. Its period comes from the current settings, so a reload changes it.
+    /// Starts a job. The period comes from the current settings, so a reload changes it.
     fn repeat<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         node: &Arc<LocalNode>,
@@ -91,7 +90,7 @@ impl Jobs {
         self.spawn(async move { run(settings, |settings| period(settings), || job(Arc::clone(&node))).await });
     }
 
-    /// Starts a task; a stop drops it at any point.
+    /// Starts a task. A stop drops the task at any point.
     fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(work).await.unwrap_or_default() });
@@ -107,8 +106,7 @@ impl Jobs {
     }
 }
 
-/// Runs a job at once and then, like the kubelet's loops, one period after each end, or after a change of the settings.
-/// Runs never overlap.
+/// Runs a job at once, and again one period after its end, like the kubelet, or after a change of the settings.
 async fn run<T, F>(mut settings: watch::Receiver<T>, period: impl Fn(&T) -> Duration, job: impl Fn() -> F)
 where
     F: Future<Output = ()>,
@@ -147,7 +145,6 @@ fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     Some(settings.collection.policy)
 }
 
-/// Collects as configured, and logs the result like the kubelet.
 async fn collect_if_needed(collection: &Collection) {
     let Some(policy) = collects_by(&collection.images.settings()) else { return };
     let request = GcRequest { policy, goal: GcGoal::Threshold, dry_run: false };
@@ -156,7 +153,7 @@ async fn collect_if_needed(collection: &Collection) {
         Err(failure) => Some(failure.to_string()),
     };
     if collection.is_shadow() {
-        // Shadow mode removes nothing and so cannot fail; its record has the failure of a real run.
+        // Shadow mode removes nothing. Its record has the failure of a real run.
         return;
     }
     let message = collection.ended(failure.as_deref().map_or(Ok(()), Err));

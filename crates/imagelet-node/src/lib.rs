@@ -1,6 +1,6 @@
 //! The service of a node: pulls, images, collection and status behind one HTTP/JSON interface, with dashboard and jobs.
 //!
-//! [`serve`] joins the concrete parts and runs the daemon; [`node`] calls a node, in this process or behind a socket.
+//! [`serve`] builds a node and runs the daemon. [`node`] calls a node, in this process or behind a socket.
 
 #[macro_use]
 pub mod api;

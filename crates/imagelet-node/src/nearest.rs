@@ -2,7 +2,6 @@
 
 const LIKENESS_MIN: f64 = 0.8;
 
-/// The nearest known word; `None` if no word is near.
 pub fn nearest<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let word = word.to_ascii_lowercase();
     let likeness = |known: &str| strsim::jaro_winkler(&word, &known.to_ascii_lowercase());

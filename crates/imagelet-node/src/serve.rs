@@ -34,8 +34,7 @@ use reload::reload;
 use socket_guard::SocketGuard;
 use start::{Start, Started};
 
-/// How long running pulls may continue after a stop; then they are cancelled. This and the next three waits limit a
-/// stop to less than two seconds: the next owner of the store may wait for its lock.
+/// How long calls may continue. A stop takes less than 2 s in all, because the next owner of the store may wait.
 const GRACE: Duration = Duration::from_millis(500);
 /// How long cancelled pulls may clean up. The next start removes the rest.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);
@@ -50,13 +49,11 @@ pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
     wiring::open_providers(Arc::new(Standalone), settings, Arc::default()).await.map(drop)
 }
 
-/// Runs the daemon until SIGTERM or SIGINT.
-///
-/// `read` reads the settings, at the start and at each SIGHUP. `lock_wait` limits the wait for another owner of the
-/// store.
+/// Runs the daemon until SIGTERM or SIGINT. `read` reads the settings, at the start and at each SIGHUP. `lock_wait`
+/// limits the wait for another owner of the store.
 pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Option<Duration>) -> Result<(), Failure> {
     let settings = read()?;
-    // The access policy is checked before the store or a socket is opened.
+    // The access policy is checked before a store or a socket is opened.
     let access = HttpAccess::load(&settings.interfaces.http)?;
     let wanted = StoreAccess { access: Access::Write { or_create: true }, lock_wait: lock_wait.unwrap_or(LOCK_WAIT) };
     let mut terminate = signal(SignalKind::terminate())?;
@@ -75,15 +72,14 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
         Some(address) => http::bind(address, access.has_token()).await.map(Some),
         None => Ok(None),
     };
-    // Callers at a service manager's socket may be connected already: they get an answer or a retry. All listeners are bound
-    // before one of them serves: a start that fails to bind has answered no call.
+    // Clients may already wait at a service manager's socket, so the socket answers while the store opens. All
+    // listeners are bound before one serves: a start that fails to bind has answered no call.
     let early = match activation::taken_over()? {
         Some(listener) => Some((bind_http().await?, server(listener))),
         None => None,
     };
-    // A stop does not wait for the store, which is locked before a socket appears, so that no client races for it, and before
-    // the address of HTTP is bound, which the previous owner of the store may still have. Nothing slow precedes the socket;
-    // calls to a runtime follow it.
+    // The lock of the store precedes the socket, so that no client races for the store. The lock precedes the bind of
+    // HTTP, because the previous owner may still have the address. A stop ends the wait.
     let node = tokio::select! {
         opened = open_node(settings.clone(), Role::Daemon, wanted) => opened?,
         _ = terminate.recv() => return Ok(()),
@@ -163,7 +159,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
 }
 
-/// A directory of the daemon, most likely on the disk of its images.
+/// A directory that is probably on the disk of the images.
 fn state_place(settings: &Settings) -> PathBuf {
     match &settings.images.backend {
         Backend::Embedded(store) => store.engine.place.root.clone(),
@@ -171,8 +167,7 @@ fn state_place(settings: &Settings) -> PathBuf {
     }
 }
 
-/// The server for calls about containers: the proxied runtime with its handlers, or the runtime beside an embedded
-/// store with one handler, or no runtime.
+/// The server for calls about containers: the runtime of the images, the runtime beside an embedded store, or none.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
         Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)

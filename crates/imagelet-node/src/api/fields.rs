@@ -1,4 +1,4 @@
-//! Document fields whose form differs from serde's form of their type: secrets, nested documents, times.
+//! Serialization of document fields that serde does not provide: secrets, embedded JSON, times, bounded numbers.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,7 +8,7 @@ use serde_json::value::RawValue;
 
 use crate::failure::Failure;
 
-/// A secret text that is sent over the socket and printed nowhere else.
+/// A secret that the socket transport sends in clear text. `Debug` redacts the secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hidden(pub Secret);
 
@@ -24,7 +24,7 @@ impl<'de> Deserialize<'de> for Hidden {
     }
 }
 
-/// Embeds a document as JSON; as text if it is nested too deeply.
+/// Serializes an embedded document as a JSON tree. A document that is nested too deeply is copied as raw text.
 #[expect(clippy::ref_option, reason = "the shape that serde calls")]
 pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serializer: S) -> Result<S::Ok, S::Error> {
     match details.as_ref().map(|details| serde_json::from_str::<serde_json::Value>(details.get())) {
@@ -48,7 +48,7 @@ pub(crate) fn milliseconds_of(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A number of a request, checked against its bound.
+/// Checks that a number of a request is from 0 to `max`.
 pub(crate) fn at_most(name: &str, number: u64, max: u64) -> Result<usize, Failure> {
     let bounded = usize::try_from(number).ok().filter(|_| number <= max);
     let refused = || format!("`{name}` is `{number}`; it must be a number from 0 to {max}");

@@ -75,8 +75,7 @@ api_documents! {
 }
 
 impl Disk {
-    /// The parts of the disk, each with its class and its name. Listed sizes count shared layers more than once, so the
-    /// parts are limited to the used space.
+    /// Class, name and bytes of the parts of the disk. Images may share layers, so their sizes end at the used space.
     pub fn shares(&self) -> [(&'static str, &'static str, u64); 5] {
         let mut left = self.capacity.saturating_sub(self.available);
         let mut take = |size: u64| {
@@ -94,7 +93,7 @@ impl Disk {
         ]
     }
 
-    /// A rough forecast of when the disk reaches the high threshold. `None`: the disk usage is not recorded here.
+    /// When the disk will reach the high threshold, as a text. `None`: no sample of the disk usage exists.
     pub(crate) fn forecast(&self) -> Option<String> {
         let high = self.high_percent;
         Some(match (self.hours_to_high, self.growth_per_hour) {

@@ -16,14 +16,14 @@ use super::{
     pods::PodImageRow,
 };
 
-/// Receives the progress of a command. Must not block.
+/// Receives the progress of a command. It must not block.
 pub type Steps = Arc<dyn Fn(Step) + Send + Sync>;
 
 pub fn no_steps() -> Steps {
     Arc::new(|_| {})
 }
 
-/// A pull watcher that reports a pull's progress as steps of a command.
+/// Reports the progress of a pull as steps.
 pub fn watcher(steps: Steps) -> PullWatcher {
     let seen = Mutex::new(PullProgress::default());
     Arc::new(move |progress| {
@@ -35,7 +35,7 @@ pub fn watcher(steps: Steps) -> PullWatcher {
     })
 }
 
-/// A progress sink that reports a store call's events as steps of a command.
+/// Reports the events of a store call as steps.
 pub fn progress(steps: Steps) -> Progress {
     let (watcher, progress) = (watcher(steps), Mutex::new(PullProgress::default()));
     Arc::new(move |event| {
@@ -45,7 +45,7 @@ pub fn progress(steps: Steps) -> Progress {
     })
 }
 
-/// Reports only [`Step::Notice`].
+/// Passes only the text of [`Step::Notice`] to `note`.
 pub fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
     Arc::new(move |step| {
         if let Step::Notice { note: text } = step {
@@ -66,31 +66,31 @@ pub enum Step {
         /// In the image's order.
         layers: Vec<LayerSize>,
     },
-    /// Bytes received of a layer so far.
+    /// Bytes of the layer received so far.
     Fetching { digest: String, received: u64 },
     /// The layer was in the store before.
     Present { digest: String },
     /// The layer is fetched and unpacked.
     Done { digest: String },
-    /// All layers are here; the store makes them durable and records the name.
+    /// All layers are complete. The store syncs them and records the name.
     Committing,
-    /// An image was removed, because the disk had no space for the pull.
+    /// An image was removed to free space for the pull.
     Removed(RemovedForPull),
     /// The next request to a host is delayed.
     Retry(PullRetry),
     /// A warning for the user of the command.
     Warning { text: String },
-    /// A host has not started its answer for a while. `over`: the answer started, or the wait ended.
+    /// A host has not begun its answer. `over`: the answer has begun, or the request has ended.
     Waiting { host: String, over: bool },
     /// Bytes read so far, of about `total`.
     Checking { read: u64, total: u64 },
-    /// The reason for a silence: the daemon sent nothing, or the command waits. Created by the client, never sent.
+    /// Why no other step arrives: the daemon is silent, or the command waits. Never sent over the socket.
     Notice { note: String },
-    /// The ensure of a pod's image starts; `image` is its index in the request.
+    /// An image of a pod is requested. Here and below, `image` is its index in the request.
     Asked { image: usize },
-    /// A step of a pod's image.
+    /// A step of the pull of that image.
     Image { image: usize, of: Box<Step> },
-    /// The result of a pod's image.
+    /// The request for an image of a pod has ended.
     Settled { image: usize, row: Box<PodImageRow> },
 }
 

@@ -1,9 +1,7 @@
-//! The transport of commands over the daemon's socket: `POST /api/v1/commands/NAME` with the arguments as JSON,
-//! answered by lines of JSON.
+//! The transport of commands over the socket: `POST /api/v1/commands/NAME` with JSON arguments, answered by JSON lines.
 //!
-//! Each line is `{"progress": …}`; the last one is `{"result": …}` or `{"failure": …}`.
-//!
-//! **Invariant:** this file depends on no command. It only moves documents.
+//! Each line is `{"progress": …}`; the last line is `{"result": …}` or `{"failure": …}`. **Invariant:** this file only
+//! moves documents, and depends on no command.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -21,13 +19,13 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::failure::Failure;
 
 pub(crate) const COMMANDS: &str = "/api/v1/commands";
-/// The header by which a client recognises a daemon with this interface.
+/// Clients recognize a daemon with this interface by this header.
 pub(crate) const VERSION: (&str, &str) = ("x-imagelet-version", env!("CARGO_PKG_VERSION"));
-/// The longest arguments of a command.
+/// Limit of the arguments of a command.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
-/// Limit of progress messages buffered for a slow reader. Further messages are dropped.
+/// Limit of the progress messages that wait for a slow reader. Further messages are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
-/// A client that reads nothing for this long loses its call.
+/// The call of a client that reads nothing for this long ends.
 pub(crate) const READ_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
@@ -41,30 +39,29 @@ pub(crate) enum Line<P, R> {
 impl<P: Serialize, R: Serialize> Line<P, R> {
     pub(crate) fn encoded(&self) -> Bytes {
         let mut line = serde_json::to_vec(self).unwrap_or_default();
-        // A line end between the tokens of an embedded document is only a blank; inside a text it is escaped.
+        // JSON has raw line breaks only between tokens, where a space means the same.
         line.iter_mut().filter(|byte| **byte == b'\n').for_each(|byte| *byte = b' ');
         line.push(b'\n');
         line.into()
     }
 }
 
-/// Sends the progress of a command.
 #[derive(Clone, Debug)]
 pub(crate) struct Replies(mpsc::Sender<Bytes>);
 
 impl Replies {
-    /// Sends a message, or drops it if the reader is slow: the next message repeats the state.
+    /// Sends a message, or drops the message if the buffer is full. A later message repeats the state.
     pub(crate) fn report(&self, document: &impl Serialize) {
         drop(self.0.try_send(Line::<_, ()>::Progress(document).encoded()));
     }
 
-    /// Sends a message once the reader's buffer has space. `false`: the reader has closed, or reads nothing for 30 s.
+    /// Waits until the buffer has space. `false`: the reader has disconnected, or has read nothing for 30 s.
     pub(crate) async fn deliver(&self, document: &impl Serialize) -> bool {
         self.0.send_timeout(Line::<_, ()>::Progress(document).encoded(), READ_WITHIN).await.is_ok()
     }
 }
 
-/// The answer of a command: its progress and its result.
+/// Runs a command, and streams its progress and its result.
 pub(crate) fn streamed<A, F>(run: impl FnOnce(Replies) -> F) -> Response
 where
     A: Serialize + Send,
@@ -77,11 +74,9 @@ where
             Ok(answer) => Line::<(), A>::Result(answer),
             Err(failure) => Line::Failure(failure),
         };
-        // The result follows the progress through the same channel.
         drop(sender.send_timeout(end.encoded(), READ_WITHIN).await);
     };
-    // A separate task, so that a client that does not read cannot block the command. The answer's body owns the task,
-    // so that a client that disconnects cancels the command.
+    // A slow reader must not block the command, so it is a task. The body owns the task: a disconnect cancels it.
     let task = AbortOnDropHandle::new(tokio::spawn(run));
     let lines = ReceiverStream::new(receiver).map(move |line| {
         let _ = &task;

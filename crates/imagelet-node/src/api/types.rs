@@ -461,7 +461,6 @@ api_documents! {
 }
 
 impl PullRow {
-    /// The reason why a pull is not running yet.
     pub fn waits_for(&self) -> &'static str {
         if self.state == "waiting-for-rate" { "the rate limit" } else { "a free slot" }
     }

@@ -1,4 +1,4 @@
-//! The rules of the configuration: first the kubelet's, with its texts and in its order, then imagelet's.
+//! Checks the configuration: first by the kubelet's rules, with its texts and in its order, then by imagelet's rules.
 
 use std::{
     num::{NonZeroU32, NonZeroU64, NonZeroUsize},
@@ -38,17 +38,17 @@ use super::{
 };
 
 const SOCKET_LENGTH_MAX: usize = 107;
-/// A smaller bandwidth is a mistake in the unit.
+/// A smaller bandwidth is a wrong unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
 /// More layers in flight do not increase the throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
-/// The rules are searched for each request.
+/// Each request searches all rules.
 const PROXY_RULES_MAX: usize = 100;
 /// The limit of a proxy's header.
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
-/// A shorter limit would end pulls that only start slowly.
+/// The minimum of periods and timeouts. A shorter timeout would end pulls that only start slowly.
 const SECOND: GoDuration = GoDuration::seconds(1);
-/// A pull itself waits for the end of a shorter outage.
+/// The retries of a pull already cover a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 /// Checks a file in which every key has a value.
@@ -228,7 +228,7 @@ fn verification(file: &File, found: &mut Violations) -> Option<VerificationPolic
         }
     };
     if !patterns.is_empty() && !is_allowlist {
-        // The misspelling is the kubelet's, and users search for it.
+        // The kubelet's message has this misspelling, and users search for the message.
         let policy = "imagePullCredentialsVertificationPolicy";
         let message = format!("can't set `{ALLOWLIST}` if `{policy}` is not \"NeverVerifyAllowlistedImages\"");
         found.add(ALLOWLIST, message);
@@ -298,8 +298,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     let retry_budget = found.not_negative("pulls.retryBudget", *retry_budget);
     let head_timeout = own.registry.head_timeout;
     let header_timeout = found.at_least("registry.headTimeout", head_timeout, SECOND);
-    // A progress deadline that is shorter than the default head timeout is allowed: it ends the pull earlier, as
-    // intended.
+    // The default head timeout may exceed a progress deadline: the deadline then ends the pull, as intended.
     let is_default = header_timeout == RegistryTimeouts::default().header;
     let is_in_deadline = is_default || silence_max.is_none_or(|deadline| header_timeout <= deadline);
     let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
@@ -315,7 +314,6 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     }
     let signature_policy = found.path(POLICY, &own.registry.signature_policy);
     if let Some(path) = &signature_policy {
-        // A runtime's own pulls do not apply the policy.
         let is_enforced = own.image_service.cri.endpoint.is_empty() || own.runtime_import == ImportMode::Require;
         let rule = "needs `runtimeImport: require` beside a runtime, whose own pulls check no signature";
         found.rule(is_enforced, POLICY, format!("`{}`", path.display()), rule);
@@ -356,7 +354,7 @@ fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
         return Err(format!("passwordFile `{shown}` must be an absolute path"));
     }
     let password = trusted_files::read_secret("passwordFile", path, PASSWORD_BYTES_MAX).map_err(|error| {
-        // The further lines are a hint.
+        // The other lines are a hint.
         let text = error.to_string();
         format!("could not read passwordFile `{shown}`: {}", text.lines().next().unwrap_or_default())
     })?;
@@ -383,7 +381,7 @@ fn sandbox_images(file: &File, found: &mut Violations) -> Vec<PinPattern> {
     ];
     let mut patterns = Vec::new();
     for (key, name) in given.into_iter().filter(|(_, name)| !name.is_empty()) {
-        // A sandbox image is one name, so a pattern with `*` is rejected.
+        // A sandbox image is one name, so a pattern with `*` is invalid.
         let pattern = name.parse::<Reference>().ok().and_then(|_| name.parse().ok());
         found.rule(pattern.is_some(), key, format!("`{name}`"), "must be the name of an image");
         patterns.extend(pattern);

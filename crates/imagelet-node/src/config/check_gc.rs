@@ -16,7 +16,7 @@ use super::{
 
 /// A smaller audit log has no space for one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
-/// A larger log is a mistake in the unit.
+/// A larger log is a wrong unit.
 const DECISIONS_MAX: u64 = 16 << 30;
 /// A shorter period only wastes CPU time.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);

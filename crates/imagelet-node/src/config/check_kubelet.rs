@@ -10,7 +10,7 @@ use crate::traces::TraceSettings;
 
 const COLLECTOR_DEFAULT: &str = "localhost:4317";
 
-/// The number of images in the Node's status, and the socket of the kubelet's image service.
+/// Returns the limit of images in the Node's status, and the endpoint of the kubelet's image service.
 pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> (Option<usize>, String) {
     let images_max = keys.node_status_max_images;
     found.rule(images_max >= -1, "nodeStatusMaxImages (--node-status-max-images)", images_max, "must be -1 or greater");
@@ -29,7 +29,7 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> (Option<usize
     (usize::try_from(images_max).ok(), image_endpoint.clone())
 }
 
-/// The target of spans. As in the kubelet, a rate without an endpoint means a collector on this host.
+/// As in the kubelet, a sampling rate without an endpoint means a collector on this host.
 pub(super) fn traces(keys: &TracingKeys, found: &mut Violations) -> Option<TraceSettings> {
     let rate = keys.sampling_rate_per_million.unwrap_or_default();
     let key = "tracing.samplingRatePerMillion";
@@ -48,7 +48,7 @@ pub(super) fn traces(keys: &TracingKeys, found: &mut Violations) -> Option<Trace
         Ok(target) => Some(TraceSettings { target, rate_per_million: u32::try_from(rate).unwrap_or_default() }),
         Err(why) => {
             let shown = quoted(endpoint);
-            // Rejects a URL that Go's parser rejects, with the kubelet's error text.
+            // Go's URL parser rejects an invalid scheme with this text, and the kubelet prints the text.
             let is_scheme = |text: &str| text.bytes().all(|c| c.is_ascii_alphanumeric() || b"+-.".contains(&c));
             let is_url = endpoint.split_once("://").is_none_or(|(scheme, _)| is_scheme(scheme));
             let why =

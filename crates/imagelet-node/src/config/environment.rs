@@ -31,7 +31,7 @@ pub struct Environment {
     /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
     pub proxies: ProxyConfig,
     pub log: Option<String>,
-    /// Absent: the documented defaults hold on any machine.
+    /// `None`: the defaults do not depend on the machine.
     pub machine: Option<Machine>,
 }
 
@@ -49,7 +49,7 @@ pub struct LoginVariables {
     pub docker_config: Option<PathBuf>,
     /// The files of podman, skopeo and buildah, in the order of containers-auth.json(5).
     pub containers_auth: Vec<PathBuf>,
-    /// `IMAGELET_CREDS`: the value of `pull --creds`, kept out of the process list.
+    /// `IMAGELET_CREDS`: the value of `pull --creds`, which the process list does not show.
     pub creds: Option<Secret>,
 }
 
@@ -122,7 +122,7 @@ impl Environment {
     }
 }
 
-/// The files in which podman, skopeo and buildah keep logins. If the variable names a file, only that file is used.
+/// The login files of podman, skopeo and buildah: only the named file, or the usual files.
 fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf> {
     let UserFolders { home, config_home, runtime_dir, .. } = folders;
     let of_user = || format!("/run/containers/{}", rustix::process::getuid().as_raw()).into();

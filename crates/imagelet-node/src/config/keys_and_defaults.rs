@@ -1,6 +1,4 @@
-//! The keys of a configuration file: the name, type, meaning and default of each.
-//!
-//! `docs/configuration.md` is made from the comments here. A Rust name is the key in snake case.
+//! The keys of a configuration file. The comments of the keys are the text of `docs/configuration.md`.
 
 use std::{collections::BTreeMap, fmt, path::PathBuf};
 
@@ -12,14 +10,11 @@ use imagelet_runtime::ImportMode;
 
 use super::{environment::Environment, settings::CollectionMode};
 
-/// Value of `apiVersion`.
 pub(super) const API_VERSION: &str = "imagelet.dev/v1alpha1";
-/// Value of `kind`.
 pub(super) const KIND: &str = "ImageletConfiguration";
-/// The kubelet's default, and ours for `detection.period`: the kubelet's own is fixed.
+/// The kubelet's default. Also for `detection.period`, which is a constant in the kubelet.
 const FIVE_MINUTES: GoDuration = GoDuration::minutes(5);
-/// A kubelet creates a container within seconds of the report that its image is present, or asks again: its longest
-/// back-off is five minutes.
+/// The kubelet creates a container seconds after its image is reported, or asks again after at most 5 minutes.
 const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
 /// A removed image that was used within the hour is likely to be pulled again soon.
 const IDLE_DEFAULT: GoDuration = GoDuration::minutes(60);
@@ -28,10 +23,10 @@ const CRITICAL_DEFAULT: i32 = 95;
 /// The longest lease of an image that no container uses.
 pub(super) const LEASE_MAX: GoDuration = GoDuration::minutes(7 * 24 * 60);
 
-/// The key whose value is a map of texts: the names in it are no keys of the file, and may contain dots.
+/// A map is a valid value of this key. The names in the map are not keys of the file, and may contain dots.
 pub(super) const MAP: &str = "imageService.pinnedImages";
 
-/// The kubelet's keys about evictions, which say nothing about images: accepted with any value, and ignored.
+/// The kubelet's keys about evictions. Any value is accepted and ignored.
 pub(super) const IGNORED: [&str; 6] = [
     "evictionHard",
     "evictionSoft",
@@ -41,7 +36,7 @@ pub(super) const IGNORED: [&str; 6] = [
     "mergeDefaultEvictionSettings",
 ];
 
-/// Keys for which an explicit 0, or an empty text, stands for the default, as in the kubelet's own defaulting.
+/// An explicit 0 or empty text of these keys means the default, as in the kubelet.
 pub(super) const ZERO_IS_DEFAULT: [&str; 9] = [
     "imageMinimumGCAge",
     "maxPods",
@@ -54,10 +49,10 @@ pub(super) const ZERO_IS_DEFAULT: [&str; 9] = [
     "containerRuntimeEndpoint",
 ];
 
-/// The one of them for which a 0 in a file of ours means 0, as with the kubelet's flag.
+/// A 0 of this key in imagelet's file means 0, as with the kubelet's flag.
 pub(super) const ZERO_IS_MEANT: &str = "imageMinimumGCAge";
 
-/// The sections of a file: the default of a key stands beside it, unless it is empty, 0 or `false`.
+/// The sections of a file. A key without `= DEFAULT` defaults to the empty value, 0 or `false`.
 macro_rules! sections {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty $(= $default:expr)?,)* })*) => {$(
         #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -380,7 +375,7 @@ sections! {
     }
 }
 
-/// `imageService.pinnedImages` in either notation.
+/// A list of patterns, or a map of names.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(untagged)]
 pub(super) enum PinnedKeys {
@@ -388,7 +383,7 @@ pub(super) enum PinnedKeys {
     Names(BTreeMap<String, String>),
 }
 
-/// The URL of a proxy; its user and password are read, and never written or printed.
+/// The URL of a proxy. `Debug` and `Serialize` omit user and password.
 #[derive(Clone, Default, Deserialize)]
 #[serde(transparent)]
 pub(super) struct ProxyUrl(pub(super) String);
@@ -425,7 +420,6 @@ impl OwnKeys {
     }
 }
 
-/// Value of `compatibility`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Compatibility {
@@ -445,7 +439,7 @@ impl File {
         file
     }
 
-    /// Sets the keys whose default depends on other keys, where they are not given.
+    /// Sets the defaults that depend on other keys.
     pub(super) fn derive_defaults(&mut self, is_given: impl Fn(&str) -> bool) {
         let like_kubelet = self.own.is_like_kubelet();
         let lease = if like_kubelet { GoDuration(0) } else { LEASE_DEFAULT.max(self.lease_min()) };
@@ -474,7 +468,7 @@ impl File {
         }
     }
 
-    /// A shorter lease would end before the detection of its container, or hold nothing that the minimum age does not.
+    /// A shorter lease would end before its container is detected, or would end within the minimum age.
     pub(super) fn lease_min(&self) -> GoDuration {
         self.kubelet.image_minimum_gc_age.max(self.own.detection.period).min(LEASE_MAX)
     }

@@ -23,7 +23,7 @@ use tokio::time::Instant;
 use super::violations::ConfigError;
 
 const FILE_LENGTH_MAX: u64 = 1 << 20;
-/// Values in a document with aliases expanded. A kubelet's file has some hundred.
+/// Limit of the values of a document, aliases expanded. A kubelet's file has a few hundred.
 const NODES_MAX: usize = 20_000;
 const PIPE_WAIT_MAX: Duration = Duration::from_secs(2);
 const PIPE_WAIT: Duration = Duration::from_millis(10);
@@ -56,8 +56,7 @@ impl Located {
     }
 }
 
-/// Reads a file that contains a mapping. `is_lenient` reads as the kubelet does: only the first document, and the last
-/// value of a repeated key. Aliases are allowed within a budget.
+/// Reads a mapping. `is_lenient`: as in the kubelet, the first document and the last value of a repeated key count.
 pub(super) fn read_mapping(path: &Path, is_lenient: bool) -> Result<Vec<(String, Located)>, ConfigError> {
     let text = read(path)?;
     let duplicate_keys = if is_lenient { DuplicateKeyPolicy::LastWins } else { DuplicateKeyPolicy::Error };
@@ -79,7 +78,7 @@ pub(super) fn read_mapping(path: &Path, is_lenient: bool) -> Result<Vec<(String,
     }
 }
 
-/// The parser's message without advice on parser options, and without the position: the error already has it.
+/// The parser's message without its parser options, and without the position, which the caller adds.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     let text = text.lines().next().unwrap_or_default();
@@ -90,7 +89,7 @@ fn message(error: &serde_saphyr::Error) -> String {
     ends.iter().fold(text, |text, end| text.split(end).next().unwrap_or_default()).to_owned()
 }
 
-/// Reads a file. An empty file is rejected: an interrupted write leaves an empty file.
+/// Rejects an empty file, because an interrupted write leaves an empty file.
 fn read(path: &Path) -> Result<String, ConfigError> {
     let bytes = read_bytes(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     if bytes.len() as u64 > FILE_LENGTH_MAX {
@@ -106,7 +105,7 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     Ok(text)
 }
 
-/// Limited in time: a pipe without a writer must not block the daemon's signal handling.
+/// A pipe must not block the daemon's signal handling, so the wait for a pipe has a limit.
 fn read_bytes(path: &Path) -> std::io::Result<Vec<u8>> {
     let began = Instant::now();
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
@@ -150,7 +149,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
             let line = usize::try_from(key.referenced.line()).unwrap_or_default();
             fields.push((key.value, Located { line, node: map.next_value()? }));
         }
-        // The last value of a repeated key wins, if the parser permits repeated keys.
+        // If the parser permits repeated keys, the last value wins.
         let mut seen = HashSet::new();
         fields.reverse();
         fields.retain(|(key, _)| seen.insert(key.clone()));

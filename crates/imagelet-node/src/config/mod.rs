@@ -1,7 +1,6 @@
 //! The configuration: its keys, all their defaults, and the source of each value.
 //!
-//! Sources from weak to strong: defaults, a kubelet's file, imagelet's file, command-line flags. The result is a
-//! checked [`Settings`]; the rest of the program reads no file and no environment.
+//! Sources from weak to strong: defaults, a kubelet's file, imagelet's file, flags. The result is [`Settings`].
 
 mod check;
 mod check_gc;

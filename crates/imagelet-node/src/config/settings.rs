@@ -47,8 +47,7 @@ impl Settings {
         self.credentials.docker_config.as_deref().or(self.environment.logins.docker_config.as_deref())
     }
 
-    /// The files with logins that a command reads, in the order of use: only the configured file, or the files of
-    /// podman, skopeo and buildah, then docker's.
+    /// The login files of a command: the configured file alone, or podman's, skopeo's and buildah's, and then docker's.
     pub(crate) fn logins_of_command(&self) -> Vec<LoginFile> {
         if let Some(named) = &self.credentials.docker_config {
             return vec![LoginFile::Docker(named.clone())];
@@ -59,15 +58,13 @@ impl Settings {
         of_containers.chain(of_docker).chain(older).collect()
     }
 
-    /// The docker configuration that a command reads and that `login` writes. It is never in the working directory: a
-    /// command runs in any directory, and a file there must not be used as a credential.
+    /// The docker configuration that a command reads and `login` writes. The working directory is not searched.
     pub fn docker_config_of_command(&self) -> Option<PathBuf> {
         let home = || Some(self.environment.folders.home.as_ref()?.join(".docker/config.json"));
         self.named_docker_config().map(Path::to_owned).or_else(home)
     }
 }
 
-/// The rules for pull records: which images they verify, and their lifetime.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordRules {
     /// Which present images need verification. `None`: the feature gate is off, and nothing is recorded.
@@ -76,7 +73,6 @@ pub struct RecordRules {
     pub age_max: Option<Duration>,
 }
 
-/// The daemon's listeners, and its exports.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Interfaces {
     pub socket: PathBuf,
@@ -86,7 +82,6 @@ pub struct Interfaces {
     pub traces: Option<TraceSettings>,
 }
 
-/// The place of the images, and the sources of new images.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ImageSettings {
     pub backend: Backend,
@@ -94,7 +89,6 @@ pub struct ImageSettings {
     /// Names of sandbox images. `None`: no names, as in the kubelet.
     pub sandbox_images: Option<Vec<PinPattern>>,
     pub registry: RegistryConfig,
-    /// The folder from which archives are imported; `None`: no folder.
     pub import_folder: Option<ImportFolder>,
     pub detection_period: Duration,
     /// How long a pull with `Always` may use a present image while its registry is unreachable; `None`: never.
@@ -114,9 +108,9 @@ pub struct KubernetesSettings {
     pub node: String,
     /// Limit of concurrent fetches for pods bound to the node; `None`: off.
     pub look_ahead_max: Option<NonZeroUsize>,
-    /// Whether warnings about the node are sent to the cluster.
+    /// Whether warnings about the node become events in the cluster.
     pub events: bool,
-    /// Whether the progress of pulls is sent to the cluster.
+    /// Whether the progress of pulls becomes events in the cluster.
     pub progress_events: bool,
 }
 
@@ -167,7 +161,7 @@ pub struct NodeSettings {
     pub image_endpoint: String,
     /// Timeout of every call to the runtime except pulls.
     pub request_timeout: Duration,
-    /// The cluster of the node; `None`: no API server is contacted.
+    /// `None`: no API server is contacted.
     pub kubernetes: Option<KubernetesSettings>,
 }
 
@@ -178,7 +172,7 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The settings of the engine, which serves the embedded store or the imports.
+    /// The settings of the engine, which serves an embedded store or the imports into a runtime.
     pub fn engine(&self) -> &EngineConfig {
         let (Self::Embedded(StoreSettings { engine, .. }) | Self::Cri(RuntimeSettings { engine, .. })) = self;
         engine
@@ -198,6 +192,6 @@ pub struct RuntimeSettings {
     /// How long a pull may make no progress; `None`: unlimited.
     pub stall_max: Option<Duration>,
     pub import: ImportMode,
-    /// Fetch and unpack settings of imports. Its directory contains the node's state.
+    /// The settings of imports. The engine's directory also contains the node's state.
     pub engine: EngineConfig,
 }

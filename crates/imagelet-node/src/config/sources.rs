@@ -21,7 +21,7 @@ use super::{
 };
 use crate::nearest::nearest;
 
-/// The key whose values contain secrets.
+/// The values of this key may contain passwords.
 const PROXIES: &str = "registry.proxies";
 const KUBELET_KIND: &str = "KubeletConfiguration";
 const DROP_INS_MAX: usize = 256;
@@ -68,8 +68,7 @@ struct Given {
 pub struct Sources {
     environment: Environment,
     given: BTreeMap<String, Given>,
-    /// Keys of files whose values were rejected. Rules of these keys are not checked, since only the defaults are
-    /// known.
+    /// Keys with a rejected value. Their rules are not checked, because only the default value is known.
     refused: BTreeSet<String>,
 }
 
@@ -78,7 +77,7 @@ impl Sources {
         Self { environment, given: BTreeMap::new(), refused: BTreeSet::new() }
     }
 
-    /// Adds all valid keys. The error lists every rejected key and value, or that the file is unreadable.
+    /// Adds all valid keys. The error lists every rejected key and value, or says why the file is unreadable.
     pub fn add_file(&mut self, path: &Path) -> Result<(), ConfigError> {
         let fields = read_mapping(path, false)?;
         let mut reader = Reader::new(path, true);
@@ -97,8 +96,7 @@ impl Sources {
         self.take(kubelet_keys(path)?)
     }
 
-    /// Merges the `*.conf` files of a kubelet's `--config-dir` over the values so far, as the kubelet does (RFC 7396):
-    /// in the order of their names, maps key by key; a null removes a key.
+    /// Merges the `*.conf` files of a kubelet's `--config-dir` by RFC 7396, ordered by name. A null removes a key.
     pub fn add_kubelet_folder(&mut self, folder: &Path) -> Result<(), ConfigError> {
         let mut paths = Vec::new();
         drop_ins(folder, 0, &mut paths).map_err(|source| ConfigError::Read { path: folder.to_owned(), source })?;
@@ -175,7 +173,7 @@ impl Sources {
         })
     }
 
-    /// Every rule that the accepted keys violate. Rejected keys are already reported.
+    /// Fails with every rule that the accepted keys violate. The reading of a file reports its rejected keys.
     pub fn violations(&self) -> Result<(), ConfigError> {
         match self.settings() {
             Err(ConfigError::Invalid(lines)) if lines.is_empty() => Ok(()),
@@ -201,7 +199,7 @@ fn has_password(url: &str) -> bool {
     user.split_once(':').is_some_and(|(_, password)| !password.is_empty())
 }
 
-/// The keys of a kubelet's file that concern images. All other keys are the kubelet's and are ignored.
+/// Reads the keys that concern images, and ignores the other keys of the kubelet.
 fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     let fields = read_mapping(path, true)?;
     let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
@@ -236,8 +234,7 @@ fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result
 
 struct Reader<'a> {
     path: &'a Path,
-    /// Whether the file is imagelet's. If so, a number is accepted as a text, such as 0 for a duration, and an unknown
-    /// key is rejected. A kubelet rejects such a number, and its file has other keys.
+    /// Imagelet's file. A number is accepted as a text, such as 0 for a duration, and an unknown key is rejected.
     is_own: bool,
     given: BTreeMap<String, Given>,
     /// Keys that are null, or zero if zero means the default.

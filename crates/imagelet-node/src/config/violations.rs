@@ -18,7 +18,7 @@ use crate::size::parse_size;
 /// Longer messages about a file are truncated.
 const MESSAGE_MAX: usize = 1_000;
 
-/// Why a configuration is invalid. Prints one violation a line, with its location if known.
+/// Why a configuration is invalid. Prints each violation on a line, with the location if known.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error("could not read the configuration `{path}`")]
@@ -27,8 +27,7 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// One line for each problem, with its location: invalid values of a file, or violated rules in the kubelet's
-    /// order.
+    /// A line with the location for each invalid value or violated rule. Rules are in the kubelet's order.
     #[error("{}", .0.join("\n"))]
     Invalid(Vec<String>),
 }

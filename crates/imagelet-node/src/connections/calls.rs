@@ -29,7 +29,7 @@ use super::places::Place;
 pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
 /// How long a client may take to send the body after the head.
 pub(super) const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Limit of the time in which a reading HTTP request is answered, and of the time in which its client reads the answer.
+/// Over HTTP: the limit of the time until a GET is answered, and of the time until the client has read an answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// The longest head. Tokens and trace headers fit.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
@@ -38,19 +38,18 @@ const STREAMS_MAX: u32 = 256;
 /// An HTTP/2 client that sends nothing for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Extension of a response whose body is a stream. After the cancellation, the client must read the rest in time.
+/// Extension of a response whose body is a stream. After the cancellation, [`ANSWER_WITHIN`] limits the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamEnd(pub(crate) CancellationToken);
 
 struct Connection {
     place: Place,
     router: Router,
-    /// When the connection closes if nothing else happens.
+    /// When the connection closes. `None`: no deadline.
     due: watch::Sender<Option<Instant>>,
 }
 
-/// Serves a connection until it ends, its deadline passes, it must close for another connection, or `stop` is cancelled
-/// and its calls have ended.
+/// Serves a connection until its end, until it expires or is displaced, or until its calls have ended after `stop`.
 pub(super) async fn serve<S>(stream: S, place: Place, router: Router, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -82,7 +81,7 @@ where
     }
 }
 
-/// A call, until the client has read its answer.
+/// A call. It ends when the client has read the answer.
 struct RunningCall(Arc<Connection>);
 
 impl RunningCall {
@@ -132,8 +131,8 @@ impl Connection {
         let refuse = |status: StatusCode, grpc: Status| {
             Ok(if is_grpc { grpc.into_http::<Body>() } else { status.into_response() })
         };
-        // At the socket a call begins with its head, so that calls bound the memory of bodies. Over HTTP a body is small, and a
-        // client that does not send the body makes room for others.
+        // On the socket a call begins before its body is read, so that the limit of calls limits the memory of bodies.
+        // Over HTTP a call begins after its small body, so that a connection without a body can be displaced.
         let early = match (!self.is_http()).then(|| RunningCall::begin(&self)).transpose() {
             Ok(early) => early,
             Err(refused) => return refuse(StatusCode::SERVICE_UNAVAILABLE, refused),
@@ -150,7 +149,7 @@ impl Connection {
             Ok(call) => call,
             Err(refused) => return refuse(StatusCode::SERVICE_UNAVAILABLE, refused),
         };
-        // An action is answered however long it takes.
+        // The answer to an action has no deadline.
         self.set_due(self.is_http() && is_reading);
         request.extensions_mut().insert(self.place.peer);
         let response = self.router.clone().oneshot(request).await?;
@@ -187,10 +186,7 @@ fn reads(method: &Method) -> bool {
     *method == Method::GET || *method == Method::HEAD
 }
 
-/// The request with its whole body. The body of a reading request is ignored.
-///
-/// # Errors
-/// The status for a body that is too long, or that does not arrive.
+/// Reads the whole body. The body of a GET is ignored. `Err`: the status for a body that is too long or too late.
 async fn complete(request: Request<Incoming>, body_max: usize) -> Result<Request<Body>, StatusCode> {
     let (head, body) = request.into_parts();
     if reads(&head.method) {

@@ -1,13 +1,11 @@
 //! The accept loop of the daemon's listeners: how many connections stay open, which connection closes for a new one,
 //! and how long a request may take to arrive.
 //!
-//! Each peer has a share of the connections and of the calls. A connection with a running call is never closed for
-//! another. Otherwise the peer with the most connections loses one of them, first a connection that has had no call. If
-//! running calls use up a peer's share, its next connection is rejected at once. So a runaway program at the socket
-//! cannot block a kubelet, and a client that sends nothing cannot block a scraper.
+//! Each peer has a share of the connections and calls. If a share is used up, the peer with the most connections loses
+//! one without a running call: first one that had no call, then the oldest. If all are busy, the new connection is
+//! rejected. So a runaway program cannot block a kubelet, and a silent client cannot block a scraper.
 //!
-//! **Invariant:** the limits of both listeners together stay below the limit of open files. So clients that connect and
-//! send nothing leave descriptors for pulls and for the next client.
+//! **Invariant:** the limits of both listeners together stay below that of open files, so that pulls find descriptors.
 
 mod calls;
 mod places;
@@ -32,17 +30,16 @@ pub(crate) use calls::StreamEnd;
 use places::Places;
 pub(crate) use places::{Limits, open_files_max};
 
-/// Log lines of one kind in each [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
+/// Limit of the log lines of one kind in each [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
 const LINES_MAX: u32 = 2;
 const LINES_OVER: Duration = Duration::from_secs(30);
 /// Limit of the users whose first connection is logged.
 const USERS_MAX: usize = 256;
-/// How long the next accept waits until the connection that makes room has closed. Closing needs no act of a client.
+/// How long an accept waits until the displaced connection has closed. The close does not depend on a client.
 const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
 /// The pause after a failed accept, if the next accept would fail for the same reason.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The client of a connection, as the kernel reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
     /// A client at a unix socket. All processes of another PID namespace are one peer.
@@ -82,7 +79,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves until `stop` is cancelled and the running calls have ended. Handlers find the [`Peer`] in the extensions.
+/// Serves until `stop` is cancelled and the running calls have ended. A handler finds the [`Peer`] in the extensions.
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits, stop: CancellationToken) {
     let open = TaskTracker::new();
     let places = Arc::new(Places::new(limits));
@@ -97,7 +94,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
             continue;
         };
         open.spawn(calls::serve(stream, place, router.clone(), stop.clone()));
-        // Waits until the displaced connection's descriptor is free, before the next accept.
+        // The descriptor of the displaced connection must be free before the next accept.
         if let Some(closed) = displaced {
             drop(tokio::time::timeout(DISPLACED_WITHIN, closed.cancelled()).await);
         }
@@ -110,7 +107,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
 struct Acceptor<L> {
     listener: L,
     places: Arc<Places>,
-    /// Reserved descriptors, closed if an accept finds no free descriptor.
+    /// Reserved descriptors. One is closed if an accept finds no free descriptor.
     spare: Vec<OwnedFd>,
     failed: LineLimit,
     users: BTreeSet<(u32, u32)>,
@@ -122,7 +119,7 @@ impl<L: Listener> Acceptor<L> {
         Self { listener, places, spare: Vec::new(), failed, users: BTreeSet::new() }
     }
 
-    /// The next connection. No failure ends the loop.
+    /// The next connection. A failed accept is retried.
     async fn accept(&mut self) -> (L::Stream, Peer) {
         self.refill();
         loop {
@@ -158,7 +155,6 @@ impl<L: Listener> Acceptor<L> {
         }
     }
 
-    /// Refills the reserve while descriptors are free.
     fn refill(&mut self) {
         while self.spare.len() < self.places.limits.spare
             && let Ok(opened) = rustix::fs::open("/dev/null", OFlags::PATH | OFlags::CLOEXEC, Mode::empty())
@@ -178,7 +174,7 @@ impl<L: Listener> Acceptor<L> {
     }
 }
 
-/// Limits the log lines of one kind to [`LINES_MAX`] in each [`LINES_OVER`], and counts the suppressed lines.
+/// Limits the log lines of one kind, and counts the suppressed lines.
 #[derive(Debug, Default)]
 struct LineLimit {
     since: Option<Instant>,

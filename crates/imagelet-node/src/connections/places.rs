@@ -1,5 +1,4 @@
-//! The places of a listener: limits of connections and calls, in total and for each peer, and which connection closes
-//! for the next one.
+//! The limits of a listener's connections and calls, and the choice of the connection that closes for the next one.
 
 use std::{
     cmp::Reverse,
@@ -28,10 +27,10 @@ const HTTP_MAX: usize = 32;
 /// Divisor of the limit of open files for HTTP.
 const HTTP_PART: usize = 8;
 const LISTENER_MIN: usize = 4;
-/// Reserved descriptors for accepts at the socket if no descriptor is free: a kubelet's connections and a few commands.
+/// Descriptors that are reserved for accepts at the socket: enough for a kubelet and a few commands.
 pub(super) const SPARE: usize = 8;
 
-/// The limits of connections or calls, in total and for each peer.
+/// The limit of all peers together, and of each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) all: usize,
@@ -44,12 +43,12 @@ pub(crate) struct Limits {
     pub(super) calls: Share,
     pub(super) body_bytes: usize,
     pub(super) spare: usize,
-    /// HTTP/1 with one request for each connection; the client must read the answer in time.
+    /// HTTP/1 with one request for each connection. The client must read the answer in time.
     pub(super) is_http: bool,
 }
 
 impl Limits {
-    /// Limits of the CRI socket. One process may have half of all connections.
+    /// One process may have half of the connections.
     pub(crate) fn of_socket(files_max: usize) -> Self {
         let all = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
         Self {
@@ -61,8 +60,7 @@ impl Limits {
         }
     }
 
-    /// Limits of HTTP. One address may have half of all connections, so that probes from other addresses are answered
-    /// while its requests run. Clients behind one NAT address share that half.
+    /// An address may have half of the connections, so that others can probe. The clients of a NAT are one address.
     pub(crate) fn of_http(files_max: usize) -> Self {
         let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
         let share = Share { all, each: all / 2 };
@@ -118,7 +116,7 @@ struct Open {
     closed: CancellationToken,
 }
 
-/// The open connections by number, and the next number.
+/// The next number, and the open connections by number.
 type Table = (u64, BTreeMap<u64, Open>);
 
 #[derive(Debug)]
@@ -129,12 +127,12 @@ pub(super) struct Places {
     pub(super) freed: Notify,
 }
 
-/// The place of an open connection; its drop frees the place. Drop it after the stream.
+/// The place of an open connection. Its drop frees the place, and must follow the drop of the stream.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) peer: Peer,
     pub(super) places: Arc<Places>,
-    /// Cancelled when the connection must close for another one. It starts no further calls.
+    /// Cancelled when the connection must close for another one. Further calls are then rejected.
     pub(super) close: CancellationToken,
     number: u64,
     _closed: DropGuard,
@@ -145,8 +143,7 @@ impl Places {
         Self { limits, open: Mutex::default(), freed: Notify::new() }
     }
 
-    /// Admits one more connection; `None`: rejected. If a share is used up, exactly one other connection without a
-    /// running call closes; the returned token is cancelled once it has closed.
+    /// `None`: rejected. A full share displaces a connection without a running call; the token reports its close.
     pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<(Place, Option<CancellationToken>)> {
         let (next, open) = &mut *locked(&self.open);
         let displaced = match decide(&listed(open), peer, self.limits.connections) {
@@ -170,7 +167,7 @@ impl Places {
         Some((place, displaced))
     }
 
-    /// Closes the oldest connection without a call so far.
+    /// Closes the oldest connection that has had no call.
     pub(super) fn free_descriptor(&self) {
         let open = &mut locked(&self.open).1;
         let silent = open.iter().find(|(_, open)| !open.was_called).map(|(number, _)| *number);

@@ -28,12 +28,11 @@ pub(super) enum Purpose {
     Action,
 }
 
-/// The parts of a request that the decision depends on.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Presented<'a> {
     pub(super) host: Option<&'a str>,
     pub(super) authorization: Option<&'a str>,
-    /// A page of a foreign site cannot send this header without this server's consent.
+    /// A page of a foreign site cannot send this header, because this server grants no CORS.
     pub(super) has_action_header: bool,
     /// `Sec-Fetch-Site`, which every current browser sends.
     pub(super) fetch_site: Option<&'a str>,
@@ -60,21 +59,19 @@ pub struct HttpAccess {
 }
 
 impl HttpAccess {
-    /// Loads the policy at the start.
     pub fn load(settings: &HttpSettings) -> Result<Self, Failure> {
         let policy = AccessPolicy::load(settings)?;
         Ok(Self { policy: watch::Sender::new(Arc::new(policy)), bound: settings.address.clone() })
     }
 
-    /// The policy of changed settings, for the bound listener. If the settings have no token, the current token stays:
-    /// an open address never loses its token.
+    /// The policy of changed settings at the bound address. If the settings have no token, the current token stays.
     pub fn next(&self, settings: &HttpSettings) -> Result<AccessPolicy, Failure> {
         let mut policy = AccessPolicy::load(&HttpSettings { address: self.bound.clone(), ..settings.clone() })?;
         policy.token = policy.token.or_else(|| self.policy().token.clone());
         Ok(policy)
     }
 
-    /// Applies a policy. If the token changed, open streams end.
+    /// Applies a policy. A changed token ends the open streams.
     pub fn replace(&self, mut policy: AccessPolicy) {
         let in_force = self.policy();
         if in_force.token == policy.token {
@@ -97,14 +94,14 @@ impl HttpAccess {
 #[derive(Debug)]
 pub struct AccessPolicy {
     token: Option<TokenDigest>,
-    /// Cancelled when another token replaces this policy's token, to end its streams.
+    /// Cancelled when the token changes. The streams of this policy then end.
     pub(super) ended: CancellationToken,
     /// Accepted host names of this server, in lower case.
     hosts: Vec<String>,
     has_actions: bool,
 }
 
-/// The digest of a token; the token itself is not stored.
+/// The digest of a token. The token itself is not stored.
 #[derive(Clone)]
 struct TokenDigest(Digest);
 
@@ -146,7 +143,7 @@ impl AccessPolicy {
 
     pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>) -> Decision {
         let has_token = presented.authorization.and_then(token_of).is_some_and(|token| self.accepts(&token));
-        // A page of a foreign site has no token.
+        // A page of a foreign site has no token, so a token replaces the check of the host.
         if purpose != Purpose::Probe && !has_token && !presented.host.is_some_and(|host| self.is_own(host)) {
             return Decision::ForeignHost;
         }

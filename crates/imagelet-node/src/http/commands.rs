@@ -1,4 +1,4 @@
-//! The commands of the socket. Each is one route: the body contains the arguments, and the answer is a stream of lines.
+//! The commands of the socket. Each is a route: the body contains the arguments, and the answer is a stream of lines.
 
 use std::sync::Arc;
 

@@ -1,5 +1,4 @@
-//! The endpoint of the prefetch controller: metrics and health, for the clients that the daemon's access policy
-//! accepts.
+//! The HTTP endpoint of the prefetch controller: metrics and health, under the access policy of the daemon.
 
 use std::{sync::Arc, time::SystemTime};
 
@@ -32,8 +31,7 @@ pub async fn serve_controller(listener: TcpListener, measured: MeasuredControlle
     connections::serve(listener, router, Limits::of_http(open_files_max()), CancellationToken::new()).await;
 }
 
-/// Serves health without details to every client, until the future is dropped: a kubelet probes the address of the pod,
-/// and has no token.
+/// Serves health without details to every client, until the future is dropped. A kubelet probes without a token.
 pub async fn serve_health(listener: TcpListener, controller: Arc<PrefetchController>) {
     let checks = |controller: Arc<PrefetchController>| std::future::ready(ready(controller.report()));
     let router = with_probes(Router::new(), None, checks).fallback(not_found).with_state(controller);
@@ -45,8 +43,7 @@ async fn metrics(State(measured): State<MeasuredController>) -> impl IntoRespons
     rendered(&measured.metrics)
 }
 
-/// A controller that waits for the lease is ready: it can take over. A later outage of the API server does not make the
-/// controller unready.
+/// A controller that waits for the lease is ready. A later outage of the API server does not change the result.
 fn ready(report: ControllerReport) -> Vec<health::Checked> {
     let ControllerReport { has_answer, leads, is_listed } = report;
     let lease = match (has_answer, leads) {

@@ -24,11 +24,9 @@ use crate::{
     failure::Failure,
 };
 
-/// The longest duration of a stream.
 const STREAM_MAX: Duration = Duration::from_hours(12);
 const STREAMS_MAX: usize = 12;
-/// The part of one address's connections that all streams together may use, so that the address can still probe and
-/// scrape.
+/// All streams together may use this part of one address's connections. The rest is for probes and scrapes.
 const STREAMS_PART: (usize, usize) = (3, 4);
 /// Limit of queued lines for a slow client.
 const LINES_MAX: usize = 64;
@@ -49,7 +47,7 @@ impl EventStreams {
         Self { free: Arc::new(Semaphore::new(max)), max, stop }
     }
 
-    /// Opens a stream of the lines that `send` sends. It ends with `permission`, and after at most [`STREAM_MAX`].
+    /// Streams the lines of `send`, until `permission` is cancelled or [`STREAM_MAX`] has passed.
     pub(super) fn open<F>(
         &self,
         framing: Framing,
@@ -81,7 +79,6 @@ impl EventStreams {
     }
 }
 
-/// The ids of the events of one stream, and the position after which the stream starts.
 pub(super) struct Framing {
     /// The start time of this daemon, as the prefix of event ids: each daemon numbers its events from 1.
     run: String,
@@ -90,15 +87,14 @@ pub(super) struct Framing {
 }
 
 impl Framing {
-    /// `last_id` is the id of the client's last event. If it is from another run of the daemon, the client gets all
-    /// events.
+    /// `last_id`: the last event that the client received. An id of another run of the daemon returns all events.
     pub(super) fn new(started_at: SystemTime, last_id: Option<&str>) -> Self {
         let run = since_epoch(started_at).as_millis().to_string();
         let after = last_id.and_then(|id| id.strip_prefix(&run)?.strip_prefix('-')?.parse().ok());
         Self { run, after: after.unwrap_or(0) }
     }
 
-    /// A line as a server-sent event; `None` for an event that the client already received.
+    /// `None`: the client has already received the event.
     fn frame(&self, line: &EventLine) -> Option<Event> {
         let (kind, number) = match line {
             EventLine::Event(event) if event.number <= self.after => return None,

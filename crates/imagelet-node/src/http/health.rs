@@ -10,20 +10,18 @@ use crate::node::{Images, LocalNode};
 
 /// A check that takes longer fails.
 const CHECK_MAX: Duration = Duration::from_secs(5);
-/// Limit of missed passes over the images. Beyond it, the inventory is reported as outdated.
+/// After more missed passes over the images, the inventory is reported as outdated.
 const PASSES_MISSED_MAX: u32 = 3;
-/// One block of the usual size. Its write fails if the file system is full.
+/// One block of the usual size. The write fails if the file system is full.
 const BLOCK: [u8; 4096] = [0; 4096];
 
 /// A named check: `Ok` with a detail, usually empty, or `Err` with the reason.
 pub(super) type Checked = (&'static str, Result<String, String>);
 
-/// Liveness: the process answers.
 pub(super) fn live() -> Vec<Checked> {
     vec![("ping", Ok(String::new()))]
 }
 
-/// Readiness: the node can do its work.
 pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
     let stored = &node.pulls.images;
     let runtime = async { stored.runtime.filesystem().await.map(drop).map_err(|error| error.chain()) };
@@ -43,8 +41,7 @@ pub(super) async fn ready(node: &LocalNode) -> Vec<Checked> {
     checks
 }
 
-/// Fails until the pods of the node were listed once. A later outage of the API server does not make the node unready:
-/// the known pods stay in use.
+/// Fails until the pods were listed once. A later outage of the API server is no failure: the known pods stay in use.
 fn check_pods(watch: &WatchReport) -> Result<String, String> {
     let failure = watch.failure.as_deref().unwrap_or("the API server has not answered yet");
     if !watch.is_listed {
@@ -80,7 +77,7 @@ pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool
 
 /// Writes a block to an unnamed file, so that nothing stays on the disk.
 fn check_writable(state: &Path) -> Result<(), String> {
-    // The folder may not exist: the first change of the node creates it.
+    // The folder may not exist yet: the first change of the node creates the folder.
     let state = state.ancestors().find(|folder| folder.exists()).unwrap_or(state);
     let failed = |error: std::io::Error| format!("could not write below `{}`: {error}", state.display());
     match rustix::fs::open(state, OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {

@@ -26,7 +26,6 @@ use crate::{
 
 /// The OpenAPI document of these routes. A test compares it with the types of the parameters and the answers.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
-/// The prefix of each route.
 pub(super) const ROOT: &str = "/api/v1";
 /// Limit of the images on a page, and of the rows of a plan.
 const ROWS_MAX: u64 = 1000;
@@ -52,7 +51,6 @@ pub(super) fn routes() -> Router<Daemon> {
     Router::new().nest(ROOT, routes)
 }
 
-/// Answers a reading request.
 async fn read<C: Command>(
     State(Daemon { node, .. }): State<Daemon>,
     Arguments(command): Arguments<C>,
@@ -60,7 +58,7 @@ async fn read<C: Command>(
     command.run(C::Service::of(&node), no_steps()).await.map(Json)
 }
 
-/// Runs an action to its end.
+/// The action runs to its end, even if the client disconnects.
 async fn act<C: Command>(
     State(Daemon { node, calls }): State<Daemon>,
     Arguments(command): Arguments<C>,
@@ -172,8 +170,8 @@ fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: usize) -> ImagePage
     ImagePage { images: rows, total, next }
 }
 
-/// The query parameters, or the document in the body of a POST. An unknown name is rejected: a misspelled `dryRun` must
-/// not collect. Commands of the socket ignore unknown names, because their clients may be of any version.
+/// The query parameters, or the body of a POST. An unknown name is rejected: a misspelled `dryRun` must not collect.
+/// Commands of the socket ignore unknown names, because clients may have another version.
 struct Arguments<T>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Serialize + Default> FromRequest<S> for Arguments<T> {
@@ -230,7 +228,6 @@ impl Failure {
     }
 }
 
-/// A failure as a JSON document, with the status of its reason.
 impl IntoResponse for Failure {
     fn into_response(self) -> Response {
         (self.status(), Json(self)).into_response()

@@ -7,11 +7,11 @@ use crate::{api::Steps, failure::Failure};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerTime {
-    /// `--timeout` limits it.
+    /// `--timeout` limits the time.
     Limited,
     /// No limit while the daemon works and answers other calls.
     WhileAlive,
-    /// No limit; a silent daemon is only reported.
+    /// No limit. A silent daemon is only reported.
     Unlimited,
 }
 

@@ -19,17 +19,14 @@ const FOLLOWERS_MAX: usize = 32;
 static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_MAX);
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
-/// Reserves a place for a client that follows the events.
+/// Reserves a place for a follower of the events.
 pub(crate) fn follower() -> Result<SemaphorePermit<'static>, Failure> {
     let full = || format!("{FOLLOWERS_MAX} clients follow the events; that is the limit");
     FOLLOWERS.try_acquire().map_err(|_| Failure::new("Unavailable", full()))
 }
 
-/// Sends events until the reader disconnects or reads nothing for 30 s. Without `follow`, sends only the recorded
-/// events.
-///
-/// A slow reader gets at most the events that are still recorded. Older events are lost, and a message has their
-/// number.
+/// Sends the recorded events, and with `follow` the later ones, until the reader disconnects or reads nothing for 30 s.
+/// A slow reader misses the events that are no longer recorded; [`EventLine::Missed`] counts them.
 pub(crate) async fn send_events(
     pulls: &Pulls,
     asked: &EventsRequest,

@@ -73,7 +73,7 @@ pub fn declare(metrics: &Metrics) {
 }
 
 impl LocalNode {
-    /// Updates the gauges that no event updates.
+    /// Updates the gauges that depend on a measurement.
     pub async fn measure(&self) {
         let (metrics, images) = (&self.status.metrics, &self.pulls.images);
         measure_process(metrics, self.status.started_at);
@@ -120,7 +120,7 @@ pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     }
     let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|text| process_stat(&text));
     let Some([ticks, threads, virtual_bytes, resident_pages]) = stat else { return };
-    // The kernel counts, so the counter is set and not incremented.
+    // The kernel counts the time, so the counter is set and not incremented.
     metrics.set(&CPU, &[], ticks as f64 / clock_ticks_per_second() as f64);
     metrics.set(&RESIDENT, &[], resident_pages as f64 * page_size() as f64);
     metrics.set(&VIRTUAL, &[], virtual_bytes as f64);
@@ -139,8 +139,7 @@ fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
     }
 }
 
-/// User and system time in ticks, threads, virtual bytes and resident pages from `/proc/self/stat`. The program's name,
-/// in parentheses, may contain any character.
+/// CPU time in ticks, threads, virtual bytes and resident pages. The program's name, in parentheses, may contain `)`.
 fn process_stat(text: &str) -> Option<[u64; 4]> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
     // The first field after the name is the third of proc(5).

@@ -22,14 +22,12 @@ pub struct LocalNode {
     pub status: NodeStatus,
 }
 
-/// The data that `status`, health and metrics report in addition to the services.
 #[derive(Debug)]
 pub struct NodeStatus {
     pub metrics: Arc<Metrics>,
     pub pod_starts: Arc<PodStarts>,
     /// Follows the pods of the node; only in a daemon with a cluster.
     pub agent: Option<Arc<NodeAgent>>,
-    /// Imports of a daemon into its runtime.
     pub imports: Option<Arc<ImportingImages>>,
     /// The sandbox of the threads that unpack layers; `None` for a runtime.
     pub unpacking: Option<String>,
@@ -48,14 +46,13 @@ impl LocalNode {
         self.pulls.images.settings.send_replace(Arc::new(settings));
     }
 
-    /// Writes the new state of a single command to the disk; a daemon writes periodically.
+    /// Writes the state that is not on disk yet. A daemon also writes periodically.
     pub async fn close(&self) {
         let images = &self.pulls.images;
         if images.place.is_read_only {
             return;
         }
-        // An embedded store answers at once. A runtime is listed only if an image arrived that no pass has listed:
-        // otherwise its pull would not be recorded.
+        // A list also records the last pull. An embedded store lists at once; a runtime is listed only after a pull.
         if images.local().is_some() || images.inventory.awaits_pass() {
             match tokio::time::timeout(LAST_PASS_MAX, images.refresh()).await {
                 Ok(Ok(_)) => {}
@@ -74,7 +71,7 @@ impl LocalNode {
             Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
             Err(error) => tracing::error!(%error, "the last uses and decisions are not on disk"),
         }
-        // Last, because the duration depends on the disk and the process may be killed.
+        // Last, because the disk may take long, and the process may be killed.
         if let Some(store) = images.local()
             && let Err(error) = store.flush().await
         {
@@ -83,7 +80,7 @@ impl LocalNode {
     }
 }
 
-/// A service of a node, which commands run on.
+/// A service of a node, on which commands run.
 pub trait NodeService: Send + Sync {
     fn of(node: &LocalNode) -> &Self;
 }

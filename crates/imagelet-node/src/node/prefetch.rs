@@ -1,5 +1,4 @@
-//! The node as the prefetch agent uses it: pulls below the disk's watermark, presence of images, and pins of image
-//! sets.
+//! The node for the prefetch agent: pulls below the disk's watermark, presence of images, and pins of image sets.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -56,7 +55,7 @@ impl PrefetchNode for Pulls {
             if let Some(id) = names.get(canonical.as_str()) {
                 return Some(*id);
             }
-            // An image with a digest may have other names, and a runtime may list short names.
+            // A reference with a digest may match an image with other names, and a runtime may list short names.
             let pattern = reference.parse::<PinPattern>().ok()?;
             snapshot.entries.iter().find(|entry| pattern.matches(&entry.image)).map(|entry| &entry.image.id)
         };

@@ -56,7 +56,6 @@ enum CallError {
 }
 
 impl RemoteNode {
-    /// The daemon at this socket; the first command connects.
     pub fn new(socket: &Path, patience: Duration) -> Self {
         Self { socket: socket.to_owned(), patience }
     }
@@ -96,8 +95,7 @@ impl RemoteNode {
         Ok(())
     }
 
-    /// Sends a command and returns its result. The reply must start within the time limit. A command without a limit
-    /// probes the daemon after each such silence.
+    /// Runs a command. A limited call fails after `patience`. Any other call then probes the silent daemon.
     async fn call<P: DeserializeOwned, A: DeserializeOwned>(
         &self,
         name: &str,
@@ -151,7 +149,7 @@ impl RemoteNode {
                     if !answers && time == AnswerTime::WhileAlive {
                         return Err(self.failed(name, CallError::Silent));
                     }
-                    // For `events`, a silent daemon that answers the probe is normal.
+                    // A silent stream of events is normal if the daemon answers the probe.
                     let is_news = !(answers && name == EventsRequest::NAME);
                     if is_news && !is_noted {
                         note(&self.silence(name, answers));
@@ -200,7 +198,7 @@ impl RemoteNode {
 
     /// Connects, sends a request and waits for the head of the answer.
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, CallError> {
-        // A socket without a listener is not the same error as a broken call.
+        // A socket without a listener is another error than a broken call.
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let exchange = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;

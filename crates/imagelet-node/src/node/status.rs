@@ -1,4 +1,4 @@
-//! `status`: the node at a glance.
+//! `status`: the state of the node in one reply.
 
 use std::{sync::Arc, time::Duration};
 
@@ -11,8 +11,7 @@ use crate::{
     failure::Failure,
 };
 
-/// How long a status waits for the runtime. Shorter than a command's timeout, so that the status can name the silent
-/// part.
+/// How long `status` waits for the runtime. A command's timeout is longer, so the reply can name the silent part.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
 impl Command for StatusRequest {

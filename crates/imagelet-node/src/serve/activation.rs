@@ -24,7 +24,7 @@ pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
     UnixListener::from_std(listener).map(Some).map_err(failed)
 }
 
-/// The index of imagelet's socket: the first socket with a name in `NAMES`, else the first socket.
+/// The index of imagelet's socket: the first one with a name in `NAMES`, else the first one.
 fn chosen(names: &str) -> usize {
     names.split(':').position(|name| NAMES.contains(&name)).unwrap_or(0)
 }

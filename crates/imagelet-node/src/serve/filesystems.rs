@@ -13,11 +13,11 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// Timeout of the runtime. After it, the last answer is returned, because a kubelet does not start without an answer.
+/// Timeout of the runtime. After it, the last answer is repeated: a kubelet does not start without an answer.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// An answer is cached for this long: kubelets call with each round of statistics, and each store counts anew.
+/// How long an answer is cached: a kubelet calls with each round of statistics, and each call measures the store.
 const FRESH: Duration = Duration::from_secs(1);
-/// The last answer replaces a silent runtime's for at most this long: a kubelet must not decide on old figures.
+/// How long the last answer is repeated for a silent runtime: a kubelet must not decide by old figures.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
@@ -53,10 +53,7 @@ impl FilesystemAnswers {
         })
     }
 
-    /// The answer to a call. `ask` calls the runtime, and runs only when the cached answer has expired.
-    ///
-    /// # Errors
-    /// `Unavailable`, if the runtime has not answered for longer than [`SILENCE_MAX`].
+    /// Calls `ask`, the runtime, if the cached answer has expired. Fails if the runtime was silent for [`SILENCE_MAX`].
     pub(super) async fn answer(
         &self,
         ask: impl Future<Output = Result<ImageFilesystems, RuntimeError>>,

@@ -1,10 +1,9 @@
 //! Serves the node's images over CRI, with the same parts as commands.
 //!
-//! A pull uses the manager: equal requests share one pull, registries with an open circuit are skipped, and the pull is
-//! recorded. It waits in the queue only with `limitPulls`, because a kubelet has its own limits. The credential of a
-//! call is used for that pull only. Operator pins are reported as the runtime's pins, so that a kubelet does not remove
-//! those images. A removal over CRI is executed, as CRI requires; the removal of a pinned image records an event. An
-//! image in use is not removed unless the configuration permits it.
+//! A pull runs through the manager: equal requests share a pull, registries with an open circuit are skipped, and the
+//! pull is recorded. It waits in the queue only with `limitPulls`, because a kubelet has its own limits. The credential
+//! of a call serves only its pull. Operator pins are reported as pins of the runtime, so that a kubelet keeps the
+//! images. A removal over CRI also removes a pinned image, with an event, and an image in use only with `removeInUse`.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -38,15 +37,13 @@ impl ServedImages {
         Self { start, filesystems: FilesystemAnswers::new(place) }
     }
 
-    /// The request to the manager. The registry is always contacted, even for a digest, because it may have revoked a
-    /// credential.
+    /// The registry is always contacted, even for a digest, because the registry may have revoked a credential.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
-        // A runtime receives the whole pod with its annotations. An embedded store does not read them, and requests
-        // that differ only in them share a pull.
+        // An embedded store does not read the pod and its annotations. Without them, more requests share a pull.
         let mut pull = asked.clone();
         if is_embedded {
             (pull.encoded_pod, pull.image.annotations) = (None, Vec::new());
-            // Different forms of one name share a pull. A runtime resolves short names itself.
+            // The forms of one name share a pull. A runtime resolves short names itself.
             if let Ok(reference) = pull.image.image.parse::<Reference>() {
                 pull.image.image = reference.canonical().to_string();
             }
@@ -118,7 +115,7 @@ impl ImageService for ServedImages {
         let node = &self.start.daemon().await?.node;
         let images = &node.pulls.images;
         let used = if images.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
-        // Later requests for the image wait until the removal has ended.
+        // Later requests for the image wait for the end of the removal.
         let removed = node.collection.gc.remove_ordered(spec, used, SystemTime::now()).await;
         let Some(image) = removed? else {
             return Self::remove_unlisted(images, spec).await;
@@ -141,7 +138,7 @@ impl ImageService for ServedImages {
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
-        // A kubelet does not start without an answer; a store that is still opening has one soon.
+        // A kubelet does not start without an answer, so a store that is still opening reports no images.
         let Some(started) = self.start.0.get() else { return Ok(self.filesystems.last()) };
         self.filesystems.answer(started.daemon.node.pulls.images.runtime.filesystem()).await
     }

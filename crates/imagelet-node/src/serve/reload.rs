@@ -14,7 +14,7 @@ use crate::{
 pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, access: &HttpAccess) {
     let checked = async {
         let new = new?;
-        // Checks that can fail run before the first change. The providers check themselves before they change.
+        // All checks precede the first change. The providers check themselves before they change.
         let policy = access.next(&new.interfaces.http)?;
         wiring::configure_providers(&node.pulls.providers, &new).await?;
         Ok::<_, Failure>((new, policy))
@@ -27,7 +27,7 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
         }
     };
     let old = node.pulls.images.settings();
-    // The registry clients share the old rules, so the new rules are put into them.
+    // The registry clients share the old rules, so the new rules replace their content.
     let new_rules =
         std::mem::replace(&mut new.images.registry.proxies.rules, old.images.registry.proxies.rules.clone());
     old.images.registry.proxies.rules.replace(&new_rules);
@@ -39,21 +39,20 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
     }
     let keyring = &node.pulls.images.keyring;
     keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
-    // Read now, so that errors are logged now.
+    // The new keyring is read now, so that errors are logged now.
     keyring.keyring().await;
     access.replace(policy);
     node.apply(new);
     tracing::info!("configuration reloaded");
 }
 
-/// Returns the settings to apply, and the names of the changed settings that wait for the next start. Waiting settings
-/// keep the value with which the daemon runs, so that the next reload compares with that value again.
+/// Keeps the running value of each setting that needs a restart, and returns the names of the changed ones.
 fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
     // Without `..`, so that the compiler demands a decision on each new group.
     let Settings { collection, pulls, records, interfaces, images, node, credentials: _, environment: _ } = running;
     let (mut new, mut waiting) = (new, Vec::new());
     if keep(&mut waiting, "compatibility", &mut new.pulls.node_policy, &pulls.node_policy) {
-        // Together with the values that `compatibility` decides through the defaults of other keys.
+        // `compatibility` also decides these values, through the defaults of their keys.
         let GcPolicy { bytes, age_min, age_max, .. } = new.collection.policy;
         new.collection.policy = GcPolicy { bytes, age_min, age_max, ..collection.policy };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
@@ -68,7 +67,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
         keep(&mut waiting, "importFolder", &mut new.images.import_folder, &images.import_folder);
     }
     if matches!(images.backend, Backend::Cri(_)) {
-        // Imports use the value from the start.
+        // Imports keep the value from the start.
         keep(&mut waiting, "sandboxImage", &mut new.images.sandbox_images, &images.sandbox_images);
     }
     keep(&mut waiting, "imageService.pinnedImages", &mut new.images.pinned, &images.pinned);

@@ -1,11 +1,11 @@
-//! The socket's file, which the end of the daemon removes.
+//! The file of the daemon's socket, which the end of the daemon removes.
 
 use std::{
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
 };
 
-/// Removes the daemon's socket when dropped, unless another process has replaced it.
+/// The drop removes the socket, unless another process has replaced it.
 #[derive(Debug)]
 pub(super) struct SocketGuard {
     path: PathBuf,

@@ -1,4 +1,4 @@
-//! The daemon while it opens its node: a service manager's socket may exist before it.
+//! The start of the daemon: a service manager's socket may exist before the node is open.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,13 +13,12 @@ use tower::ServiceExt as _;
 
 use crate::{failure::Failure, node::Daemon};
 
-/// How long a call waits for the start, which takes a fraction of a second.
+/// How long a call waits for the start. A start takes a fraction of a second.
 const START_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
 pub(super) struct Started {
     pub(super) daemon: Daemon,
-    /// The JSON API.
     pub(super) api: Router,
 }
 
@@ -37,7 +36,7 @@ impl Start {
         self.started().await.map(|started| &started.daemon)
     }
 
-    /// The routes of the socket: the JSON API waits for the node; CRI answers by itself.
+    /// The routes of the socket. The JSON API waits for the node; a CRI call waits only if it needs the node.
     pub(super) fn router(self, cri: Router) -> Router {
         Router::new().fallback(move |request| self.clone().answer(cri.clone(), request))
     }

@@ -57,8 +57,7 @@ const RECOVER_MAX: Duration = Duration::from_millis(500);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Daemon,
-    /// For one command. No other client waits, so pulls are not queued, and an unreachable registry is reported at
-    /// once.
+    /// One command. Pulls are not queued, and an unreachable registry is reported at once.
     Command,
 }
 
@@ -68,7 +67,7 @@ pub struct StoreAccess {
     pub lock_wait: Duration,
 }
 
-/// Opens stores and state, and joins them. It waits only for a store that another process changes, never for a runtime.
+/// Opens stores and state, and joins them. A daemon waits for the store's lock, and at most 0.5 s for a runtime.
 pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
     declare_metrics(&metrics);
@@ -130,7 +129,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
 }
 
 struct OpenBackend {
-    /// Still without its pinned names and its metrics.
+    /// Pinned names and metrics are added later.
     runtime: RuntimeManager,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
@@ -147,7 +146,7 @@ async fn open_images(
 ) -> Result<(Images, Arc<PullRecords>), Failure> {
     let runtime = RuntimeManager { pinned: Arc::new(settings.images.pinned.clone()), ..backend.runtime };
     let (runtime, is_embedded) = (runtime.measured(Arc::clone(metrics)), backend.engine.is_some());
-    // If the store is not writable, its inventory is read-only too. If it is writable, this process owns both.
+    // If the store is read-only, so is the inventory. If the store is writable, this process owns both.
     let is_read_only = match &backend.engine {
         Some(engine) => engine.check_writable().is_err(),
         None => is_on_read_only_disk(&backend.state),
@@ -160,9 +159,9 @@ async fn open_images(
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
-    // Only this process pulls into an embedded store, so no interrupted pull can continue.
+    // Only this process pulls into an embedded store, so an interrupted pull does not continue.
     let is_alone = is_embedded && settings.pulls.node_policy.access.resolves_interrupted_pulls;
-    // A command beside a runtime has one pull, and does not wait for a list.
+    // A command beside a runtime has one pull, so it does not wait for a list.
     let is_due = !is_read_only && (is_embedded || role == Role::Daemon || records.has_open_intents());
     if is_due {
         let recovered = tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await;
@@ -189,7 +188,6 @@ async fn open_images(
     Ok((images, records))
 }
 
-/// The agent that follows the pods of the node.
 fn agent(
     cluster: &KubernetesSettings,
     images: &Images,
@@ -234,7 +232,7 @@ async fn open_store(
     let engine = Engine::open_telling(config, &report).await?;
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
-        // The runtime may start later; only requests for uses of images wait for it.
+        // The runtime may start later. Only requests for uses of images wait for the runtime.
         let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
             .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
@@ -288,7 +286,7 @@ async fn open_runtime(
             imports = Some((Arc::clone(&images), site));
             (images, Arc::new(containers))
         }
-        // A command has only one pull, and a daemon may own the staging folder.
+        // No imports: a command has only one pull, and a daemon may own the staging folder.
         Role::Command => {
             let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
@@ -352,7 +350,7 @@ fn open_state(
     let inventory = inventory.forgetful(!settings.pulls.node_policy.inventory.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
-        // A kubelet, or an earlier run of imagelet, may have left pull records and not only images.
+        // A kubelet or an earlier run of imagelet may have left pull records.
         let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
         for root in kubelet.into_iter().chain([directory]) {
             take_over(&inventory, root);
@@ -397,8 +395,7 @@ fn is_on_read_only_disk(directory: &Path) -> bool {
     found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Marks the images of pulls that a crash interrupted, which need a credential check from now on, and remembers the
-/// preloaded images.
+/// Resolves the intents of interrupted pulls: their images need a credential check. Records preloaded images.
 async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
     let mark = records.mark(SystemTime::now());
     let images = match runtime.list(None).await {
@@ -461,8 +458,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
-/// The node's credentials for a repository, looked up by the host of its name, in the order in which a pull tries them;
-/// and the failed helper and providers.
+/// The node's credentials for a repository in the order of a pull, and the failures of the helper and the providers.
 pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
     let node = keyring(settings, Role::Command);
     let (of_helper, problem) = node.ask_helper(repository).await;
@@ -475,7 +471,6 @@ pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<P
     Ok(provided)
 }
 
-/// The credential providers of a node, or of a caller without a node.
 pub(super) async fn open_providers(
     tokens: Arc<dyn TokenSource>,
     settings: &Settings,

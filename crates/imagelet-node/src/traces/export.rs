@@ -28,7 +28,7 @@ use crate::failure::Failure;
 const BATCH_MAX: usize = 512;
 /// Spans that arrive within this time are sent together.
 const BATCH_WAIT: Duration = Duration::from_millis(500);
-/// Timeout of a batch; after it, the batch is lost.
+/// Timeout of a batch. After it, the batch is lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
 /// One warning for this many batches that fail in a row.
 const WARN_EVERY: u64 = 60;
@@ -144,8 +144,7 @@ fn resource() -> ResourceAttributesWithSchema {
 impl FromStr for TraceTarget {
     type Err = String;
 
-    /// Parses gRPC's names `HOST:PORT`, `dns:HOST:PORT`, `dns:///HOST:PORT` and `unix:PATH`, and `http://HOST:PORT` for
-    /// HTTP.
+    /// Parses gRPC's `HOST:PORT`, `dns:HOST:PORT`, `dns:///HOST:PORT` and `unix:PATH`, and `http://HOST:PORT` for HTTP.
     fn from_str(text: &str) -> Result<Self, String> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));

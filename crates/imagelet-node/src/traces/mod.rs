@@ -10,7 +10,7 @@
 //!     commit                 sync and name
 //! ```
 //!
-//! A span contains names, digests, sizes and the stable words of failures; it contains no request URL and no secret.
+//! A span contains names, digests, sizes and stable words of failures. A span contains no request URL and no secret.
 
 mod export;
 mod pull_trace;
@@ -53,16 +53,14 @@ pub(crate) static SPANS: Family = Family {
     labels: &["outcome"],
 };
 
-/// The target of traces, and the sampling rate.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceSettings {
     pub target: TraceTarget,
-    /// Sampled requests in a million, if the caller sends no trace. If the caller's trace is sampled, the request
-    /// always is.
+    /// Sampled requests in a million, if the caller sends no trace. Otherwise the trace of the caller decides.
     pub rate_per_million: u32,
 }
 
-/// Creates spans. Without settings it creates none and has no cost.
+/// Creates spans. Without settings, a tracer creates no span and has no cost.
 #[derive(Clone, Debug, Default)]
 pub struct Tracer(Option<Arc<SpanSink>>);
 
@@ -83,7 +81,7 @@ impl RequestTrace {
         Self(span.map(|span| (Arc::clone(&span.sink), span.context(), span.span.start_time)))
     }
 
-    /// Creates spans from the progress of a pull, when the last clone of the watcher is dropped.
+    /// Creates the spans of a pull from its progress, when the last clone of the watcher is dropped.
     pub fn watch(&self, image: &str, watcher: PullWatcher) -> PullWatcher {
         let Some((sink, request, asked_at)) = self.0.clone() else { return watcher };
         let image = shown_name(image).into_owned();
@@ -176,7 +174,7 @@ impl SpanSink {
     }
 }
 
-/// A running span. Its drop ends it: as cancelled, unless its end is set.
+/// A running span. Its drop sends it: as cancelled, unless its end is set.
 #[derive(Debug)]
 struct OpenSpan {
     sink: Arc<SpanSink>,
@@ -215,8 +213,7 @@ impl OpenSpan {
         self.span.attributes.extend(attributes);
     }
 
-    /// Ends the span with the class and stage of a failure. The failure's text may come from outside and is not
-    /// recorded.
+    /// Ends the span with the class and stage of a failure, without the text, which may come from outside.
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
             self.add([

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{OpenSpan, SpanSink};
 
-/// The pull's progress that a request has received. If it is dropped before the pull ends, open spans end as cancelled.
+/// The progress of a pull that a request has received. A drop before the end of the pull ends open spans as cancelled.
 #[derive(Debug)]
 pub(super) struct PullTrace {
     pub(super) sink: Arc<SpanSink>,

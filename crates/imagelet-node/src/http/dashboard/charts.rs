@@ -16,10 +16,10 @@ use crate::{
 const TILES_MAX: usize = 48;
 /// Gap between tiles, and the space around a label.
 const GAP: f64 = 2.0;
-/// Sizes of a label: of one letter, and of a line.
+/// Width of a letter, and height of a line.
 const LETTER: f64 = 7.6;
 const LINE: f64 = 16.0;
-/// Fewer letters of a name tell nothing.
+/// A name of which fewer letters fit is omitted.
 const NAME_MIN: usize = 6;
 
 /// Usage over time with both thresholds; empty with fewer than two samples.
@@ -54,7 +54,6 @@ pub(super) fn usage(disk: &Disk) -> Markup {
     }
 }
 
-/// The shares of the disk side by side, with both thresholds.
 pub(super) fn share_bar(disk: &Disk) -> Markup {
     let total: u64 = disk.capacity.max(1);
     let mut x = 0.0;
@@ -85,7 +84,7 @@ pub(super) fn share_bar(disk: &Disk) -> Markup {
     }
 }
 
-/// A map of images by their unshared bytes if known, else by their listed size.
+/// A map of images by their unshared bytes if known, else by their listed sizes.
 pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &str) -> Markup {
     let weight = |row: &ImageRow| row.unique.unwrap_or(row.size);
     let mut rows: Vec<&ImageRow> = images.iter().filter(|row| weight(row) > 0).collect();
@@ -133,7 +132,7 @@ fn rectangle(tile: &Tile) -> Markup {
     }
 }
 
-/// A name, cut to the width, and below it a size where it fits as a whole.
+/// The name, cut to the width of the tile, and below it the size if the whole size fits.
 fn label(tile: &Tile, name: &str, size: &str) -> Markup {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "letters and lines of a tile")]
     let (letters, fit) =
@@ -150,7 +149,7 @@ fn label(tile: &Tile, name: &str, size: &str) -> Markup {
     }
 }
 
-/// A text of so many letters at most. Names of a team's images differ at their ends, so most of the end stays.
+/// Cuts the middle out of a long text. The names of a team's images differ at the end, so most of the end stays.
 fn cut(text: &str, letters: usize) -> String {
     let length = text.chars().count();
     if length <= letters {

@@ -21,7 +21,6 @@ use crate::{
 /// Limit of rows of a plan; the API returns more.
 const ROWS_MAX: usize = 300;
 
-/// The goal of a plan, as the page's form sends it.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PlanForm {
@@ -31,7 +30,6 @@ pub(super) struct PlanForm {
     pub(super) all_unused: Option<String>,
 }
 
-/// The page with the plan of the next collection, or the reason for its failure.
 pub(super) fn plan(backend: &str, form: &PlanForm, planned: &Result<Collected, Failure>) -> String {
     let content = html! {
         section {
@@ -93,7 +91,6 @@ fn planned_rows(plan: &Collected) -> Markup {
     }
 }
 
-/// The page with everything known about the images of a name.
 pub(super) fn image(backend: &str, why: &Why, now: Timestamp) -> String {
     let title = why.images.first().map_or_else(|| "Image".to_owned(), title_of);
     let content = html! {

@@ -30,7 +30,7 @@ use page::Overview;
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
 const ICON: &str = include_str!("icon.svg");
-/// If a section takes longer or fails, the page omits it and says so.
+/// A section that takes longer or fails is omitted, with a note.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Points of the chart: one for each two pixels of a wide screen.
 const SAMPLES_MAX: u64 = 480;

@@ -23,12 +23,12 @@ const IMAGES_MAX: usize = 200;
 pub(super) struct Overview {
     /// `store DIR` or `runtime URI`.
     pub(super) backend: String,
-    /// `None`, here and below: the request failed, and `problems` has the reason.
+    /// `None`, here and below: the request failed. `problems` has the reason.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
     pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
-    /// The sections that are not shown, with the reasons.
+    /// The reasons of the omitted sections.
     pub(super) problems: Vec<String>,
 }
 
@@ -78,12 +78,12 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
     page("Overview", &model.backend, &content)
 }
 
-/// The content of a section. Without an answer it is empty, so that the section is hidden.
+/// Without an answer the content is empty, so that the section is hidden.
 fn known<T>(answer: Option<&T>, content: impl FnOnce(&T) -> Markup) -> Markup {
     answer.map_or_else(|| html! {}, content)
 }
 
-/// A section of a page; the script replaces it with its newer version.
+/// The script replaces a section with its newer version.
 fn section(id: &str, title: &str, content: &Markup) -> Markup {
     html! {
         section id=(id) aria-labelledby=(format!("{id}-title")) data-refresh hidden[content.0.is_empty()] {
@@ -93,14 +93,13 @@ fn section(id: &str, title: &str, content: &Markup) -> Markup {
     }
 }
 
-/// A column of a table, by its name.
 #[derive(Clone, Copy)]
 pub(super) enum Column {
     Text(&'static str),
     Number(&'static str),
 }
 
-/// A table. Each cell has the name of its column, for narrow screens.
+/// Each cell has the name of its column, for narrow screens.
 pub(super) fn table<const N: usize>(columns: [Column; N], rows: impl IntoIterator<Item = [Markup; N]>) -> Markup {
     html! {
         table {
@@ -143,7 +142,7 @@ fn disk(disk: &Disk) -> Markup {
     }
 }
 
-/// The script makes the rows. Until it follows the pulls nothing is claimed.
+/// The script adds the rows. Both parts are hidden until the script follows the pulls.
 fn pulls() -> Markup {
     html! {
         p .empty #no-pulls hidden { "No pull is running." }

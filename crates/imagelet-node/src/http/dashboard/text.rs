@@ -1,4 +1,4 @@
-//! Texts of the dashboard: names of images, times and durations as people read them.
+//! Texts of the dashboard: names and links of images, and ages.
 
 use imagelet_core::image::ImageId;
 use jiff::Timestamp;
@@ -6,7 +6,6 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use crate::{api::ImageRow, durations::age};
 
-/// The name of the image as readers know it.
 pub(super) fn shown(row: &ImageRow) -> String {
     ImageId::shown(row.shown_names().first(), &row.id).into_owned()
 }

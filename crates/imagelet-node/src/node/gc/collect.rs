@@ -1,5 +1,4 @@
-//! Runs a collection for a command, the timer or a pull: builds the policy from the request, and the reply from the
-//! report.
+//! Runs a collection for a command, the timer or a pull, and builds the reply from its report.
 
 use std::{
     sync::Weak,
@@ -47,7 +46,7 @@ impl Command for CollectRequest {
         {
             images.adopt(&snapshot).await;
             if !self.dry_run && snapshot.misses_containers() {
-                // Missing containers count as ended only after a wait. Dropping the future changes nothing.
+                // Missing containers count as ended only after a wait. A cancel during the wait changes nothing.
                 let wait = VANISHED_WAIT + Duration::from_secs(1);
                 let (backend, seconds) = (&images.place.backend, wait.as_secs());
                 let why = "lists fewer containers than before, as a runtime that restarts does";
@@ -71,13 +70,13 @@ impl Collection {
         self.images.settings().collection.mode == CollectionMode::Shadow
     }
 
-    /// Plans a collection. The audit log and the events do not record a plan.
+    /// Plans a collection, and records and logs nothing.
     pub(crate) async fn plan(&self, goal: GcGoal) -> Result<GcReport, GcError> {
         let request = GcRequest { policy: self.images.settings().collection.policy, goal, dry_run: true };
         self.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await
     }
 
-    /// Collects, and removes the state of absent images. In shadow mode it only reports what it would remove.
+    /// Collects, and removes the state of absent images. Shadow mode only reports the images to remove.
     pub(crate) async fn collect(&self, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
         let shadow = self.is_shadow() && !request.dry_run;
         self.run(&GcRequest { dry_run: request.dry_run || shadow, ..*request }, by, shadow).await
@@ -85,8 +84,7 @@ impl Collection {
 
     async fn run(&self, request: &GcRequest, by: &str, shadow: bool) -> Result<GcReport, Failure> {
         let (began, clock) = (SystemTime::now(), tokio::time::Instant::now());
-        // The kubelet's span around its periodic collection. The kubelet has no span around the removal of all unused
-        // images.
+        // The kubelet has a span around its periodic collection, and none around the removal of all unused images.
         let span = if request.goal == GcGoal::Threshold { info_span!("Images/GarbageCollect") } else { Span::none() };
         let run = self.gc.run_by(by, request, began).instrument(span).await;
         // A dry run changes nothing and may be frequent, so it is not recorded.
@@ -128,7 +126,7 @@ impl Collection {
         }
     }
 
-    /// Plans first. No image is removed for a pull that cannot fit anyway, or before the pull needs the space.
+    /// Plans first: no image is removed for a pull that cannot fit, or before the pull needs the space.
     async fn free(&self, wanted: RoomWanted) -> Result<RoomMade, Failure> {
         self.gc.wait_for_running().await;
         let policy = self.images.settings().collection.policy;
@@ -149,7 +147,7 @@ impl Collection {
     }
 }
 
-/// Collects for a pull on this node. The reference is weak, because the collection owns the store that calls this.
+/// Collects for a pull on this node. The reference is weak, because the collection owns the store that owns this value.
 #[derive(Debug)]
 pub(crate) struct SpaceByCollection(pub Weak<Collection>);
 
@@ -158,7 +156,7 @@ impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let collection = self.0.upgrade()?;
         let images = &collection.images;
-        // In shadow mode no space is freed, so the pull gets no promise of space.
+        // In shadow mode no space is freed, so the pull gets no promise.
         if !images.settings().collection.for_pulls || !images.place.uses_known || collection.is_shadow() {
             return None;
         }
@@ -167,8 +165,7 @@ impl MakeRoom for SpaceByCollection {
     }
 }
 
-/// A sentence about the removals of a collection: count, reasons, and the names of the first images. `None`: no
-/// removals.
+/// A sentence with the count, the first names and the reasons of the removals. `None`: no removals.
 fn of_removals(report: &GcReport) -> Option<String> {
     let named = report.removed().take(NAMED_MAX).map(|removal| {
         let image = &removal.entry.image;
@@ -183,12 +180,12 @@ fn of_removals(report: &GcReport) -> Option<String> {
         .then(|| format!("Removed {} ({} as listed): {named}{more}", counted(count, "image"), report.sizes.claimed))
 }
 
-/// Merges the request's values over the configured values.
+/// Overrides the configured values with the request's values.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
     let invalid = |message: String| Failure::new("InvalidArgument", message);
     let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());
-    // A requested high threshold must not fail because the configured low threshold is above it.
+    // A low threshold of the configuration must not reject a lower requested high threshold.
     let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
     if low > high {
         let mark = match asked.high {
@@ -206,7 +203,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     if asked.now && goal != GcGoal::AllUnused {
         return Err(invalid("`now` goes with `allUnused` alone".into()));
     }
-    // Images in use, pinned or leased stay protected.
+    // Images that are in use, pinned or leased stay protected.
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let marks = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max);
     let bytes = marks.map_err(|error| invalid(error.to_string()))?.bytes;
@@ -215,7 +212,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
-    // Removed images come first, in order of removal; kept images follow, by reason.
+    // Removed images come first, in the order of removal. Kept images follow, by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
     let stays = |it: &GcDecision| it.outcome == GcOutcome::Kept;
     decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
@@ -270,7 +267,7 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     }
 }
 
-/// Whether not even the minimum was freed. A low threshold of zero frees as much as possible and is never missed.
+/// Whether less than the minimum was freed. A low threshold of zero has no minimum: it frees as much as possible.
 fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
     match error {
         GcError::OutOfReach { shortfall, .. } => !shortfall.missing.is_none(),

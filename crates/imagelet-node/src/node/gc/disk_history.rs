@@ -13,12 +13,12 @@ const SAMPLES_MAX: usize = 24 * 60;
 const SECONDS_BETWEEN_MIN: u64 = 30;
 /// A forecast from a shorter time is noise.
 const GROWTH_SECONDS_MIN: u64 = 30 * 60;
-/// A fall by more than this part of the capacity is a collection, and the growth is measured after it.
+/// A fall by more than 1/200 of the capacity is a collection. The growth is measured after the fall.
 const FALL_PART: u64 = 200;
 /// A later time is not reported as a forecast.
 const HOURS_MAX: f64 = 30.0 * 24.0;
 
-/// The samples, the oldest first.
+/// The oldest sample first.
 #[derive(Debug, Default)]
 pub(super) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 
@@ -51,15 +51,13 @@ pub(super) fn thinned(samples: Vec<DiskSample>, max: usize) -> Vec<DiskSample> {
     if max == 0 { Vec::new() } else { samples.into_iter().skip(skipped).step_by(every).collect() }
 }
 
-/// The growth of the disk usage.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Forecast {
     pub growth_per_hour: Option<i64>,
     pub hours_to_high: Option<f64>,
 }
 
-/// Extrapolates the current usage to `high` bytes, along the line from the first sample after the last fall to the last
-/// sample.
+/// Extrapolates the usage to `high` bytes, by the line from the first sample after the last fall to the last sample.
 pub(super) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64, high: u64) -> Forecast {
     let growth = growth(samples, capacity);
     let hours_to_high = used.and_then(|used| {

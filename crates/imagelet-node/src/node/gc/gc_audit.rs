@@ -47,8 +47,7 @@ families! {
 }
 
 impl Collection {
-    /// Records the end of a collection. The collector has already recorded the removals in the audit log. A failed
-    /// collection has no decisions.
+    /// Records the end of a collection. The collector has already recorded the removals in the audit log.
     pub(super) fn record(
         &self,
         run: Result<&GcReport, &GcError>,
@@ -113,7 +112,6 @@ impl Collection {
         }
     }
 
-    /// Records the events of shadow mode, marked as such.
     fn record_shadow_events(&self, report: &GcReport) {
         for event in &report.events {
             let message = format!("in shadow mode: {}", event.message);

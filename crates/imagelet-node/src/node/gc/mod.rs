@@ -18,7 +18,6 @@ pub(crate) use collect::SpaceByCollection;
 use disk_history::DiskHistory;
 pub(super) use gc_audit::{FAMILIES, LOST};
 
-/// The service of collections: disk usage of images, removals, and the result of the last collection.
 #[derive(Debug)]
 pub struct Collection {
     pub images: Images,

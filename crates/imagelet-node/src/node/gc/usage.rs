@@ -26,8 +26,7 @@ use crate::{
 
 /// A runtime that takes longer is reported as silent. The other parts of a reply do not wait for it.
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
-/// The minimum interval of passes for this request: a client may send it each second, and a pass lists all images and
-/// pods.
+/// The minimum interval of passes for this request: clients may poll each second, and a pass lists all images and pods.
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
 /// The samples of a day, one each minute.
 const SAMPLES_MAX: u64 = 1440;
@@ -155,7 +154,7 @@ async fn seen(images: &Images) -> Option<Arc<Snapshot>> {
     tokio::time::timeout(DISK_WAIT_MAX, images.refresh()).await.ok().and_then(Result::ok).or(last)
 }
 
-/// Whether the last pass is missing, is too old, or lacks a pull of this node.
+/// Whether the last pass is missing or too old, or lacks an image that was returned to a caller.
 fn is_pass_due(taken_at: Option<SystemTime>, awaits_pass: bool, now: SystemTime) -> bool {
     let age = taken_at.and_then(|taken_at| now.duration_since(taken_at).ok());
     awaits_pass || age.is_none_or(|age| age >= PASS_AGE_MAX)

@@ -27,7 +27,7 @@ impl Images {
         if asked.is_empty() {
             return;
         }
-        // An embedded store has no such records: only imagelet pulls into it.
+        // An embedded store has no such records, because only imagelet pulls into the store.
         let root = self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none());
         let recorded = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
@@ -59,7 +59,7 @@ impl Images {
             tracing::info!(images = entries.len(), by, "adopted images that another manager pulled");
             for entry in entries {
                 self.log.act(act_now(ActCode::Adopted, &[entry.key()], &entry.image.tags, by));
-                // After the act: the log explains each origin that a list shows.
+                // After the act, so that the log explains each origin that a list shows.
                 if entry.usage.origin == ImageOrigin::Found {
                     self.inventory.adopt(&entry.image.id, None);
                 }

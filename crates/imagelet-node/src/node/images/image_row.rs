@@ -16,11 +16,11 @@ use crate::api::{ArtifactRow, FsRow, ImageRow, moment};
 
 pub const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
-/// The unshared and the shared size of each image.
+/// The unshared and the shared bytes of each image.
 pub(super) type Shares<'a> = BTreeMap<&'a ImageId, LayerShare>;
 
 impl ImageRow {
-    /// The names to show and to sort by: tags, or digests if the image has no tag.
+    /// The tags, or the digests of an image without a tag.
     pub fn shown_names(&self) -> &[String] {
         if self.names.is_empty() { &self.digests } else { &self.names }
     }
@@ -33,7 +33,6 @@ impl From<&Artifact> for ArtifactRow {
 }
 
 impl ArtifactRow {
-    /// Type and number of files.
     pub fn summary(&self) -> String {
         format!("{}, {}", self.r#type, counted(self.files, "file"))
     }
@@ -119,7 +118,7 @@ pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
     pulled.map_or(entry.first_seen(), |pulled| pulled.at.min(entry.first_seen()))
 }
 
-/// The row of an image from the store alone. The image is reported as used while its uses are unknown.
+/// The row of an image from the store alone. While the uses are unknown, the image is reported as used.
 pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
     let share = shares.get(&image.id);
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());

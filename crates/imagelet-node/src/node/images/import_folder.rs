@@ -1,9 +1,8 @@
-//! The import folder: imports each archive that appears in it, then moves the archive to the subfolder `done` or
-//! `failed`.
+//! Imports each archive that appears in the import folder, and then moves the archive to `done` or `failed`.
 //!
-//! A scan cannot detect whether a copy is complete. So an archive is read once it was unchanged for a while, and an
-//! unreadable archive waits longer before it is moved to `failed`. A file that changes during its import stays for the
-//! next scan. An archive that cannot be moved is not imported again by this process.
+//! A scan cannot detect whether a copy is complete. So an archive is read after a quiet time, and an unreadable archive
+//! waits longer before it is moved to `failed`. A file that changes during its import stays for the next scan. An
+//! archive that cannot be moved is not imported again by this process.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -56,7 +55,7 @@ struct Arrival {
     due: Option<Instant>,
 }
 
-/// Changes while an archive is copied: the number of its files, their bytes, and the latest change time.
+/// Number, bytes and latest change time of an archive's files. A copy in progress changes at least one of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Fingerprint {
     is_folder: bool,
@@ -66,7 +65,7 @@ struct Fingerprint {
 }
 
 impl FolderWatch {
-    /// Compares a scan with the previous scan. Returns the archives that are due.
+    /// Compares a scan with the previous scan, and returns the archives that are due.
     fn due(&mut self, found: Vec<(OsString, Fingerprint)>, now: Instant) -> Vec<(OsString, Fingerprint)> {
         let names: HashSet<&OsString> = found.iter().map(|(name, _)| name).collect();
         self.arrivals.retain(|name, _| names.contains(name));
@@ -164,7 +163,7 @@ async fn import_one(images: &Images, watch: &mut FolderWatch, folder: &ImportFol
         move || fingerprint(&path)
     });
     if looked_again.await.ok().flatten() != Some(looks) {
-        // The archive changed during the import, so the next scan handles it again.
+        // The archive changed during the import. The next scan handles the archive again.
         return;
     }
     let (shown, why) = (path.display(), reason.trim_end());
@@ -211,8 +210,7 @@ async fn read(images: &Images, folder: &ImportFolder, path: &Path, is_folder: bo
     archives::import(images, &request, "import folder", no_steps()).await
 }
 
-/// The failure for an archive that cannot be opened. Only a wrong owner or mode is the archive's fault; other errors,
-/// such as too many open files or a failing disk, are not.
+/// Only a wrong owner or mode is a fault of the archive. Other errors, such as a failing disk, are retried.
 fn untrusted(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Failure::because("the archive may be changed by other users", error);
@@ -281,8 +279,7 @@ impl Fingerprint {
     }
 }
 
-/// Moves an archive to `done` or `failed`, and replaces an older archive of the same name. In `failed`, a file with the
-/// reason is added.
+/// Moves an archive to `done` or `failed` over an older one of its name, and in `failed` adds a file with the reason.
 fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Result<()> {
     let folder = directory.join(place);
     match fs::DirBuilder::new().mode(0o755).create(&folder) {

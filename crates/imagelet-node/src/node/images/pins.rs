@@ -55,8 +55,7 @@ impl Command for UnpinRequest {
     }
 }
 
-/// Pins patterns in one pass over the pins and one pass over the images. `by` is the requester for the audit log. A
-/// rejected pattern does not affect the other patterns.
+/// Pins the valid patterns, in one pass over the images. `by`: the requester in the audit log.
 pub(super) async fn pin_all(
     images: &Images,
     patterns: Vec<String>,
@@ -94,7 +93,7 @@ impl Images {
         Some(patterns.iter().map(held).collect())
     }
 
-    /// Records a changed pin in the audit log. The reply also has the images that the pattern matches.
+    /// Records a changed pin in the audit log, and builds the reply.
     fn record_pin(
         &self,
         code: ActCode,
@@ -126,7 +125,7 @@ impl Command for PinsRequest {
         let of_operator = images.inventory.pins().into_iter().map(|pattern| row("operator", pattern));
         let configured = images.inventory.configured_pins().into_iter().map(|pattern| row("configuration", pattern));
         let of_sets = images.inventory.set_pins().into_iter().map(|pin| {
-            // An image pinned by a set names the set, not the pattern, so the pattern is matched here.
+            // An image that a set pins has the name of the set and not the pattern, so the pattern is matched here.
             let images = ids(&pin.owner, &|image| pin.pattern.matches(image));
             PinRow { images, pattern: pin.pattern.text().to_owned(), owner: pin.owner }
         });

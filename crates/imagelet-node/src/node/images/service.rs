@@ -38,14 +38,12 @@ pub struct Images {
 pub struct NodePlace {
     /// `store DIR` or `runtime URI`.
     pub backend: String,
-    /// The directory of the node's state.
     pub state: PathBuf,
     pub is_read_only: bool,
     pub is_daemon: bool,
     /// `false`: uses are unknown, so nothing may be collected.
     pub uses_known: bool,
-    /// The inventory is empty, so the next pass is the first on this node: it also takes over images of origin
-    /// `Adopted`.
+    /// The inventory is empty: the next pass is the first on this node, and also takes over images of origin `Adopted`.
     pub first_run_adopts: AtomicBool,
 }
 
@@ -58,13 +56,12 @@ impl Images {
         Ok(self.inventory.refresh(SystemTime::now()).await?)
     }
 
-    /// Records an event about the node.
     pub(crate) fn record_event(&self, kind: EventKind, reason: &'static str, message: String) {
         let subject = EventSubject::Node;
         self.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 
-    /// Measures the disks of the runtime now. `Err`: the reason for the failure.
+    /// Measures the disks of the runtime. `Err`: the reason for the failure.
     pub async fn disks(&self) -> Result<DiskStats, String> {
         let reported = self.runtime.filesystem().await.map_err(|error| error.chain())?;
         let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
@@ -79,8 +76,7 @@ impl Images {
         Ok((mountpoint.display().to_string(), disk))
     }
 
-    /// Bytes of the embedded store; `None` for a runtime, because its value does not measure its images: containerd
-    /// counts snapshots without content, and CRI-O counts the metadata of images without their layers.
+    /// `None` for a runtime: containerd counts snapshots without content, and CRI-O omits the layers of images.
     pub(crate) async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
         if self.local().is_none() {
             return Ok(None);
@@ -110,7 +106,7 @@ impl Images {
         let mut rows: Vec<ImageRow> = match refreshed {
             Ok(snapshot) => snapshot.entries.iter().map(|entry| row(entry, &shares)).collect(),
             Err(failure) if self.local().is_none() => return Err(failure),
-            // From the store alone, while the runtime that runs containers from the store does not answer.
+            // The runtime that runs containers from this store does not answer, so only the store is listed.
             Err(failure) => {
                 tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
                 let images = self.runtime.list(None).await?.into_images();
@@ -137,7 +133,7 @@ impl Images {
         if let Some(image) = self.runtime.status(&ImageSpec::new(text)).await? {
             return Ok(Some(image));
         }
-        // Runtimes match names literally, but users omit the registry and the tag.
+        // Runtimes match names literally, and users omit the registry and the tag.
         match text.parse::<Reference>() {
             Ok(reference) if reference.to_string() != text => {
                 Ok(self.runtime.status(&ImageSpec::new(reference.canonical().to_string())).await?)
@@ -187,7 +183,7 @@ impl KnownSizes {
     }
 }
 
-/// An act on these images at this moment, without size, duration or reason.
+/// An act on these images at this moment, without size, duration and reason.
 pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
     Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }

@@ -22,7 +22,7 @@ impl Command for VerifyRequest {
 
     async fn run(self, images: &Images, steps: Steps) -> Result<Verified, Failure> {
         let engine = images.store("verifying")?;
-        // A read-only store fails before it is read, not afterwards.
+        // A repair of a read-only store fails before the check and not after it.
         if self.repair && images.place.is_read_only {
             let message = format!("the {} is on a read-only file system", images.place.backend);
             return Err(Failure::new("Unavailable", message)

@@ -26,7 +26,7 @@ use crate::{
     },
 };
 
-/// More images in one answer are not useful.
+/// A longer answer is not useful.
 const IMAGES_MAX: usize = 16;
 
 api_documents! {
@@ -118,7 +118,7 @@ api_documents! {
 }
 
 impl WhyHappening {
-    /// The known parts of reason, bytes, duration and requester, as a text.
+    /// Reason, bytes, duration and requester, as far as known.
     pub fn explained(&self) -> String {
         let parts = [
             (!self.reason.is_empty()).then(|| self.reason.clone()),
@@ -151,7 +151,7 @@ impl Command for WhyRequest {
             return Err(Failure::new("InvalidArgument", "an empty text names no image"));
         }
         let mut problems = Vec::new();
-        // The recorded history is reported even if the store or runtime does not answer.
+        // The history is reported even if the store or the runtime does not answer.
         let present = images.look(&text).await.map_err(|failure| problems.push(failure.to_string()));
         let present = present.ok().flatten();
         let mut history = images.history_of(text.clone(), present.as_ref()).await?;

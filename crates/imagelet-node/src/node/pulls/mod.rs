@@ -15,7 +15,6 @@ use crate::{api::PullProgressRow, traces::Tracer};
 use pull_progress::progress_row;
 pub(crate) use status_rows::{held_back, pulls_of, queue};
 
-/// The service of pulls: ensures images, and reports the progress.
 #[derive(Clone, Debug)]
 pub struct Pulls {
     pub images: Images,
@@ -25,8 +24,7 @@ pub struct Pulls {
 }
 
 impl Pulls {
-    /// The waiting and running pulls, the pulls that ended after `version`, and the current version. Zero returns no
-    /// ended pulls.
+    /// The current version, the running and waiting pulls, and those ended since `version`. Zero: no ended pulls.
     pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullProgressRow>) {
         let ((version, pulls), now) = (self.manager.pulls_since(version), Instant::now());
         let is_silent = self.images.local().is_none();
@@ -37,7 +35,7 @@ impl Pulls {
         (version, pulls.into_iter().map(row).collect())
     }
 
-    /// An estimate for a runtime that reports no size: the size of the previous image with this name.
+    /// For a runtime that reports no size: the size of the previous image with this name.
     fn estimated(&self, pull: &PullProgressRow) -> Option<u64> {
         if pull.bytes_total.is_some() {
             return None;

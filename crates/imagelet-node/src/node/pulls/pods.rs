@@ -183,8 +183,7 @@ impl PodReport<'_> {
         }
     }
 
-    /// As in the kubelet: a volume's failure is reported on its container; `PodInitializing` while an init container
-    /// fails.
+    /// As in the kubelet: a container shows its volume's failure, or `PodInitializing` after a failed init container.
     fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
         let field = self.request.images[by].field();
         let (reason, message) = match failed {
@@ -236,7 +235,7 @@ impl Listening {
         Self { events, pod: request.common.pull.pod.clone(), heard: Vec::new(), heard_max }
     }
 
-    /// Collects events while the work runs, and the events that the work recorded last.
+    /// Collects the events that the work records.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {

@@ -31,7 +31,6 @@ fn phase(progress: &PullProgress, is_silent: bool) -> &'static str {
     }
 }
 
-/// A waiting, running or ended pull.
 pub(crate) fn progress_row(pull: PullStatus, is_silent: bool, now: Instant) -> PullProgressRow {
     let image = shown_name(&pull.image).into_owned();
     let progress = pull.progress;

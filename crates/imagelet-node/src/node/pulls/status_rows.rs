@@ -95,7 +95,7 @@ fn held_back_rows<'a>(all: impl IntoIterator<Item = &'a HeldBack>) -> Vec<HeldBa
         pods: pods.len(),
     };
     let mut rows: Vec<_> = groups.into_iter().map(row).collect();
-    // The sort is stable, so rows of the same time stay sorted by name.
+    // The sort is stable, so rows with the same time stay sorted by name.
     rows.sort_by_key(|row| row.remaining_ms);
     rows
 }
