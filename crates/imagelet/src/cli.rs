@@ -252,16 +252,16 @@ pub(crate) enum Command {
 /// What a command does to a store in this process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Intent {
-    /// It reads.
+    /// Reads a store.
     Looks,
-    /// It changes one that exists.
+    /// Changes an existing store.
     Changes,
-    /// The same, and creates one where it is absent.
+    /// Changes a store, and creates an absent one.
     Makes,
 }
 
 impl Command {
-    /// The login of a command that takes one, and the command's name.
+    /// The command's name and its login. `None`: the command takes no login.
     pub(crate) fn login(&self) -> Option<(&'static str, &LoginArgs)> {
         match self {
             Self::Pull(arguments) => Some(("pull", &arguments.login)),
@@ -270,12 +270,11 @@ impl Command {
         }
     }
 
-    /// Whether it runs until it is stopped, and logs as a service does.
+    /// Whether the command runs and logs as a service.
     pub(crate) fn is_daemon(&self) -> bool {
         matches!(self, Self::Serve(_) | Self::Controller(_))
     }
 
-    /// What this command does to a store.
     pub(crate) fn intent(&self) -> Intent {
         match self {
             Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin { .. } | Self::Import(_) => Intent::Makes,
@@ -502,7 +501,7 @@ pub(crate) enum ConfigCommand {
 }
 
 impl Cli {
-    /// Reads the command line. A flag wins over the environment: `--store` hides `IMAGELET_ENDPOINT`, and the reverse.
+    /// Parses the command line. `--store` overrides IMAGELET_ENDPOINT. Otherwise an endpoint overrides IMAGELET_STORE.
     pub(crate) fn read<I, T>(arguments: I) -> Result<Self, clap::Error>
     where
         I: IntoIterator<Item = T>,
@@ -551,7 +550,7 @@ impl Cli {
     }
 }
 
-/// A variable of the environment that is set and empty counts as unset.
+/// An empty environment variable counts as unset.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
     let is_empty = |argument: &Arg| argument.get_env().is_some_and(is_empty_variable);
     command

@@ -16,14 +16,12 @@ use tracing_subscriber::{
 
 use imagelet_node::config::{Environment, has_dumb_terminal, variable};
 
-/// Starts logging. A daemon logs its decisions. A command prints its errors to stderr anyway, so it logs only other
-/// errors; with `IMAGELET_LOG` it logs like a daemon.
+/// Starts logging. With a level from the user, a command logs like a daemon. Otherwise it logs only errors, as text.
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let default = if is_daemon { "info" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
     let filter: Targets = wanted.parse().unwrap_or_else(|_| default.parse().unwrap_or_default());
-    // The Kubernetes libraries log each failed request, which its caller reports once, and complete answers that cannot
-    // be decoded.
+    // The kube crates log each failed request, which the caller reports, and the whole answer if it is not decodable.
     let filter = filter.with_targets([("kube_client", LevelFilter::OFF), ("kube_runtime", LevelFilter::OFF)]);
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| LogWriter(io::stderr()));
     if !is_daemon && environment.log.is_none() {
@@ -37,7 +35,7 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     }
 }
 
-/// Escapes unprintable characters, which texts from outside may contain. An event is one write.
+/// Escapes unprintable characters in log events, for example in texts from a registry. Each event is one write.
 struct LogWriter<W>(W);
 
 impl<W: io::Write> io::Write for LogWriter<W> {

@@ -21,17 +21,17 @@ use imagelet_node::{
     config::has_dumb_terminal,
 };
 
-/// Limit of layers with a separate line. A terminal with few lines shows fewer.
+/// Maximum number of layer lines. A terminal with few lines shows fewer.
 const LAYER_LINES_MAX: usize = 24;
-/// Terminal lines that are not for layers: the pull's line, and the typed command.
+/// Terminal lines without layers, for example the pull's line and the typed command.
 const LINES_RESERVED: usize = 4;
-/// Columns for a name before a bar, so that the columns after it align.
+/// Maximum width of the name before a bar.
 const NAME_COLUMNS: usize = 36;
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const RESOLVING: &str = "asking the registry";
 const DIGITS: usize = 12;
-/// Waits that end within this time of each other are reported as one.
+/// A wait is not reported again if it ends at most this much later than the previous wait for the same host.
 const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -52,8 +52,7 @@ impl Screen {
         }
     }
 
-    /// Shows a pull with its layers. If `line_width`, the widest name of several pulls, is set, the pull is one line.
-    /// Dropping the guard removes the lines.
+    /// Shows a pull until the guard is dropped. With `line_width`, the name has this width, and layers are not shown.
     pub(crate) fn show(&self, image: &str, line_width: Option<usize>) -> Shown {
         let image = printable(image);
         let known = Arc::new(Mutex::new(KnownSteps::default()));
@@ -96,7 +95,7 @@ impl Screen {
         }
     }
 
-    /// Prints a line without breaking the bars.
+    /// Prints a line above the bars.
     pub(crate) fn say(&self, text: &str) {
         match self {
             Self::Quiet => {}
@@ -106,7 +105,6 @@ impl Screen {
     }
 }
 
-/// Bars need a terminal with cursor movement.
 fn draws_bars() -> bool {
     std::io::stderr().is_terminal() && !has_dumb_terminal()
 }
@@ -115,7 +113,7 @@ type SharedLine = Arc<Mutex<Option<PullLine>>>;
 
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
-    /// `None` after the end.
+    /// The line and its drawing task. `None`: the screen has no bars.
     line: Option<(SharedLine, AbortHandle)>,
 }
 
@@ -128,7 +126,7 @@ impl Drop for Shown {
     }
 }
 
-/// The pull's progress, collected from the steps of a command.
+/// The progress of one pull, computed from the steps of a command.
 #[derive(Default)]
 struct KnownSteps {
     row: PullProgressRow,
@@ -136,12 +134,12 @@ struct KnownSteps {
     retry_at: Option<Instant>,
     warnings: BTreeSet<String>,
     unanswered: BTreeSet<String>,
-    /// The time at which the first byte arrived, and the number of bytes received before.
+    /// The time of the first row with received bytes, and the number of these bytes.
     fetching: Option<(Instant, u64)>,
 }
 
 impl KnownSteps {
-    /// Adds a step. Returns its text for an output without bars.
+    /// Applies a step. Returns the text to print on a screen without bars.
     fn take(&mut self, step: Step) -> Option<String> {
         let row = &mut self.row;
         match step {
@@ -180,7 +178,7 @@ impl KnownSteps {
             Step::Waiting { host, over: true } => drop(self.unanswered.remove(&host)),
             Step::Retry(retry) => {
                 let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
-                // All requests of a pull wait for the same limit, so the wait is reported once.
+                // Several requests of a pull wait for the same rate limit. The wait is reported once.
                 let is_new = row.retry.as_ref().is_none_or(|known| known.host != retry.host)
                     || self.retry_at.is_none_or(|known| at > known + RETRY_TOLERANCE);
                 self.retry_at = Some(at);
@@ -200,7 +198,7 @@ impl KnownSteps {
         Some(layer.size)
     }
 
-    /// The current progress, in the form in which a daemon reports its pulls.
+    /// The current progress as the row that a daemon reports.
     fn row(&mut self, now: Instant) -> PullProgressRow {
         let mut row = self.row.clone();
         let missing = row.layers.iter().filter(|layer| layer.state != "present");
@@ -239,7 +237,7 @@ fn short(digest: &str) -> &str {
     hex.get(..DIGITS).unwrap_or(hex)
 }
 
-/// The polled pulls of a node on a terminal: one line for each pull, and one for each layer in progress.
+/// All pulls of a node on a terminal: one line for each pull. Layers have lines only in the wide format.
 #[derive(Debug)]
 pub(crate) struct PullScreen {
     screen: MultiProgress,
@@ -250,7 +248,7 @@ pub(crate) struct PullScreen {
 const PULL_LINES_MAX: usize = 16;
 
 impl PullScreen {
-    /// On stderr, drawn at most twice a second. `None`: stderr is no terminal.
+    /// Draws on stderr at most twice a second. `None`: stderr cannot show bars.
     pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
         draws_bars().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
@@ -259,16 +257,16 @@ impl PullScreen {
         })
     }
 
-    /// Runs `work`, which writes to the terminal, without breaking the lines.
+    /// Hides the bars while `work` writes to the terminal.
     pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.screen.suspend(work)
     }
 
-    /// Updates the line of a pull, or removes it if the pull has ended.
+    /// Updates the line of a pull. Removes the line if the pull has ended.
     pub(crate) fn show(&mut self, pull: &PullProgressRow) {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
-            // The pull has left the queue.
+            // In the queue, the pull had no number. Remove its line from that time.
             self.pulls.remove(&(0, pull.image.clone()));
         }
         if ["done", "failed", "given-up"].contains(&pull.phase.as_str()) {
@@ -291,12 +289,12 @@ impl PullScreen {
     }
 }
 
-/// A pull on a terminal, with its layers in progress below. Dropping it removes the lines.
+/// The line of a pull, with lines of its layers below. Dropping it removes all its lines.
 #[derive(Debug)]
 struct PullLine {
     screen: MultiProgress,
     line: ProgressBar,
-    /// What it waits for.
+    /// The line that shows what the pull waits for.
     waits: Option<ProgressBar>,
     layers: BTreeMap<String, ProgressBar>,
 }
@@ -362,7 +360,7 @@ impl Drop for PullLine {
     }
 }
 
-/// Shortens a name: reduces a digest to its first digits, then drops the start of the name.
+/// Pads a name to the width, or shortens it: first the end of its digest is dropped, then the start of the name.
 fn in_columns(name: &str, columns: usize) -> String {
     let named = match name.split_once('@') {
         Some((name, digest)) => format!("{name}@{}", digest.chars().take("sha256:".len() + DIGITS).collect::<String>()),
@@ -376,13 +374,12 @@ fn in_columns(name: &str, columns: usize) -> String {
     format!("…{end}")
 }
 
-/// What a pull does, in one line.
 pub(crate) fn standing(pull: &PullProgressRow) -> String {
     let waits = waits(pull).map_or_else(String::new, |waits| format!(", {waits}"));
     format!("{}{waits}", phase(pull))
 }
 
-/// What it waits for: the next request to a registry, an answer, another pull.
+/// What the pull waits for: its next attempt, an answer, or another pull.
 fn waits(pull: &PullProgressRow) -> Option<String> {
     let retry = pull.retry.as_ref().map(PullRetry::text);
     let awaited = Some(&pull.waits).filter(|waits| !waits.is_empty()).map(|waits| printable(waits));
@@ -403,14 +400,13 @@ fn phase(pull: &PullProgressRow) -> String {
     };
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
     let all = pull.layers.len() as u64 + pull.layers_hidden;
-    // First, because a narrow terminal cuts the end.
+    // The layers come first, because a narrow terminal cuts the end of the line.
     let layers = if all == 0 { String::new() } else { format!(" {over}/{},", counted(all, "layer")) };
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));
     format!("{name}{layers} {} of {}{speed}{left}", ByteSize(pull.bytes_received), ByteSize(total))
 }
 
-/// The number of layers with a separate line, on a terminal with `lines` lines.
 fn layer_lines(lines: Option<u16>) -> usize {
     lines.map_or(LAYER_LINES_MAX, |lines| usize::from(lines).saturating_sub(LINES_RESERVED).clamp(1, LAYER_LINES_MAX))
 }

@@ -19,11 +19,10 @@ use rustix::{
 
 use crate::cli::{Cli, LoginArgs};
 
-/// Capacity of a pipe that is not read.
+/// Bytes that fit into a pipe before a write blocks.
 const PIPE_HOLDS: usize = 64 << 10;
 
-/// Disables core files, because credentials are in memory. Child processes inherit the limit. It has no effect if the
-/// system pipes cores to a program; the dumpable flag also has effect then.
+/// Disables core files. Children inherit the limit. The dumpable flag also stops cores that go to a program by a pipe.
 pub(crate) fn forbid_core_dumps() {
     let limited = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     let flagged = set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -32,8 +31,7 @@ pub(crate) fn forbid_core_dumps() {
     }
 }
 
-/// Raises the soft limit of open files to the hard limit: a shell's 1024 are few for many pulls. Children inherit the
-/// limit.
+/// Raises the soft limit of open files to the hard limit, also for children: 1024 files are few for many pulls.
 pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -44,8 +42,8 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// Removes the login of a command from its command line and environment, which other users can read: the program
-/// executes itself again with the login in a pipe. On failure it continues unchanged.
+/// Removes the login from the command line and the environment, which other users can read. The program executes itself
+/// again and gets the login through a pipe. On failure, the program continues unchanged.
 pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Environment) {
     let Some((_, given)) = cli.command.login() else { return };
     let Some(login) = visible(given, environment) else { return };
@@ -55,12 +53,11 @@ pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Enviro
     let mut program = Program::new("/proc/self/exe");
     program.arg0(&arguments[0]).args(&arguments[1..]).env_remove("IMAGELET_CREDS");
     drop(login);
-    // Returns only on failure, with nothing changed.
     let error = program.exec();
     tracing::warn!(%error, "could not hide the credentials of the command line");
 }
 
-/// The login that other users can read, if it fits on a line.
+/// The login that other users can read. `None`: no such login, or the login does not fit into one line of a pipe.
 fn visible(given: &LoginArgs, environment: &Environment) -> Option<Secret> {
     let login = match (&given.creds_file, given.creds.as_deref()) {
         (Some(_), _) | (None, Some("-")) => return None,
@@ -78,7 +75,7 @@ fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     Some(reader)
 }
 
-/// The command line with a file instead of the login. `None`: the position of the login is ambiguous.
+/// The command line with `file` in place of the login. `None`: the position of the login is ambiguous.
 fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
     let has_value = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"--creds=");
     let mut kept = arguments.to_vec();
@@ -96,7 +93,7 @@ fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
             kept.insert(command + 1, file.into());
         }
     }
-    // A rewritten command line that parses differently is not executed.
+    // The new command line is executed only if its login is this file.
     let parsed = Cli::read(kept.iter().cloned()).ok()?;
     let (_, given) = parsed.command.login()?;
     (given.creds.is_none() && given.creds_file.is_some()).then_some(kept)

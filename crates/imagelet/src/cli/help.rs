@@ -7,7 +7,6 @@ use clap::{Arg, ArgAction, CommandFactory as _};
 use super::{Cli, kubelet_options, pages};
 use imagelet_node::config::has_dumb_terminal;
 
-/// The commands of the first screen in groups; `imagelet help` describes each.
 const GROUPS: [(&str, &[&str]); 7] = [
     ("Images", &["pull", "ensure", "ls", "inspect", "df", "rm", "untag", "verify"]),
     ("Keep and collect", &["gc", "pin", "unpin", "pins"]),
@@ -18,24 +17,22 @@ const GROUPS: [(&str, &[&str]); 7] = [
     ("Daemon and shell", &["serve", "install", "config", "completions", "help", "version"]),
 ];
 
-/// What each command takes, in short, and an example.
 const OPTIONS: &str = "Options of all commands, before or after the name (`imagelet help` describes them):\n  \
     --endpoint URI, --store DIR, -o table|wide|json|yaml, --log-level LEVEL,\n  \
     --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version\n\n";
 const EXAMPLE: &str = "Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36";
 
-/// The first screen, and all that `imagelet help` says of the program.
+/// The templates of the first screen and of `imagelet help`.
 const SCREEN: &str = "{about}\n\n{usage-heading} {usage}{after-help}";
 const WHOLE: &str = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}";
 
-/// The commands and flags with their help.
 pub(crate) fn command() -> clap::Command {
     let groups = GROUPS.map(|(title, names)| format!("  {:<18}{}", format!("{title}:"), names.join(", "))).join("\n");
     let pages = pages::titles().map(|(name, title)| format!("\n  {name:<18}{title}")).collect::<Vec<_>>().concat();
     let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
     let help = help.help_heading(None::<&'static str>);
     let mut command = kubelet_options::add_options(Cli::command()).arg(help.help("Print a screen of help"));
-    // If `CI` is set, clap assumes a terminal with colours, even if `TERM` says otherwise.
+    // If `CI` is set, clap assumes colours even on a dumb terminal.
     if has_dumb_terminal() {
         command = command.color(clap::ColorChoice::Never);
     }
@@ -46,7 +43,7 @@ pub(crate) fn command() -> clap::Command {
         .after_long_help(format!("Pages of the guide, shown by `imagelet help PAGE`:{pages}\n\n{EXAMPLE}"))
 }
 
-/// A command whose screen says what shows the rest; its example stays the last line.
+/// Adds the command that prints the whole help. The example remains the last line.
 fn with_more(command: clap::Command, above: &str) -> clap::Command {
     let help = format!("{above} {}", command.get_name());
     let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -56,12 +53,12 @@ fn with_more(command: clap::Command, above: &str) -> clap::Command {
         .mut_subcommands(|one| with_more(one, &help))
 }
 
-/// Whether the words name a command or a page; none name the program.
+/// Whether the words name a command or a page. No words name the whole program.
 pub(super) fn is_topic(words: &[String]) -> bool {
     find(&mut command(), words).is_some() || page(words).is_some()
 }
 
-/// Prints what there is to say of a command, and the page of that name.
+/// Prints the whole help of a command, and the page with the command's name.
 pub(crate) fn print_help(words: &[String]) -> io::Result<()> {
     let mut whole = command();
     if words.is_empty() {

@@ -11,12 +11,11 @@ const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with
 /// One `--filter NAME=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageFilter {
-    /// A name, an id or a glob, and the repository of a name without tag and digest, which matches all its tags; `None`: it
-    /// has a name.
+    /// A pattern, and the repository (all tags) of a name without tag and digest. `None`: any image with a name.
     Reference(Option<(Box<PinPattern>, Option<String>)>),
-    /// It has no tag.
+    /// Whether the image has no tag.
     Dangling(bool),
-    /// No container uses it.
+    /// Whether no container uses the image.
     Unused(bool),
     Pinned(bool),
 }
@@ -35,7 +34,7 @@ impl FromStr for ImageFilter {
             "reference" if !value.is_empty() && value.bytes().all(|byte| byte == b'*') => Ok(Self::Reference(None)),
             "reference" => {
                 let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
-                // The parser adds a tag to a name without a tag.
+                // The parser adds a tag to a name without one, so only `value` shows whether the name has a tag.
                 let last = value.rsplit('/').next().unwrap_or_default();
                 let is_repository = !value.contains(['*', '@']) && !last.contains(':');
                 let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();
@@ -51,7 +50,7 @@ impl FromStr for ImageFilter {
 }
 
 impl ImageFilter {
-    /// Whether an image passes: one filter of each name has to match it.
+    /// Whether an image passes: of the filters with one name, at least one must match.
     pub(crate) fn all_pass(filters: &[Self], image: &ImageRow) -> bool {
         filters.iter().all(|filter| {
             let mut alike = filters.iter().filter(|other| discriminant(*other) == discriminant(filter));

@@ -1,4 +1,4 @@
-//! The flags of `install`, and of `pod`, which the containers of the Helm chart run.
+//! The flags of `install`, and of `pod`. The containers of the Helm chart run `pod`.
 
 use std::path::PathBuf;
 

@@ -1,5 +1,4 @@
-//! The options of a kubelet's unit that `serve` accepts: options that set a key, and options without relation to
-//! images, which are ignored.
+//! The kubelet's options that `serve` accepts: some set a key, and the others do not concern images and are ignored.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::OsStringValueParser, parser::ValueSource};
 use imagelet_core::text::{DurationError, GoDuration};
@@ -12,7 +11,7 @@ const PARALLEL: &str = "; from 2 on, pulls are not serialized unless that is ask
 const GATES: &str = ": `KubeletEnsureSecretPulledImages=false`; gates that are not about images are ignored";
 const RUNTIME: &str = ": where the kubelet asks for containers; it makes imagelet ask nothing";
 
-/// An option, its key, its value, and what its help says beside the key.
+/// An option, its key, the kind of its value, and the text of its help after the key.
 type KubeletOption = (&'static str, &'static str, OptionKind, &'static str);
 
 const OPTIONS: [KubeletOption; 20] = [
@@ -42,10 +41,10 @@ const OPTIONS: [KubeletOption; 20] = [
 enum OptionKind {
     Percent,
     Number,
-    /// A number of which 0 stands for the default: a burst of 0 would let no pull begin.
+    /// A number. 0 means the default, because a burst of 0 would allow no pull.
     Count,
     Duration,
-    /// A duration of which 0 stands for the default.
+    /// A duration. 0 means the default.
     Time,
     Bool,
     Reference,
@@ -54,7 +53,7 @@ enum OptionKind {
     Gates,
 }
 
-/// Ignored options with a value: those of current kubelets, and of earlier ones that units still have.
+/// Ignored options with a value, of current kubelets and of earlier ones.
 const WITH_VALUE: &str = "
     address allowed-unsafe-sysctls application-metrics-count-limit authentication-token-webhook-cache-ttl
     authorization-mode authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
@@ -81,7 +80,7 @@ const WITH_VALUE: &str = "
     tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy topology-manager-policy-options
     topology-manager-scope v vmodule volume-plugin-dir volume-stats-agg-period";
 
-/// Ignored options whose value may be left out.
+/// Ignored options with an optional value.
 const SWITCHES: &str = "
     add-dir-header allow-privileged alsologtostderr anonymous-auth authentication-token-webhook cgroups-per-qos
     contention-profiling cpu-cfs-quota docker-only docker-tls enable-cadvisor-json-endpoints
@@ -92,15 +91,14 @@ const SWITCHES: &str = "
     protect-kernel-defaults redirect-container-streaming register-node register-schedulable rotate-certificates
     rotate-server-certificates runonce seccomp-default skip-headers skip-log-headers storage-driver-secure";
 
-/// Adds the options that set a key, which are described by `imagelet help`.
+/// Adds the options that set a key. `imagelet help` describes them.
 pub(super) fn add_options(command: Command) -> Command {
     let mut rows = OPTIONS.to_vec();
     rows.dedup_by_key(|(name, ..)| *name);
     of_daemon(command, |command| command.next_help_heading(HEADING).args(rows.iter().map(option)))
 }
 
-/// Lets the commands that read a daemon's options accept the ignored ones, without help, and of a repeated option take the
-/// last value, as the kubelet does: scripts append their options to those of a unit.
+/// Accepts the ignored options. Of a repeated option, the last value applies: scripts append to a unit's options.
 pub(super) fn accept_ignored(command: Command) -> Command {
     of_daemon(command, |command| command.args(ignored_options()).args_override_self(true))
 }
@@ -125,7 +123,7 @@ fn option(&(name, key, kind, more): &KubeletOption) -> Arg {
 }
 
 impl OptionKind {
-    /// The value of the key; null stands for the default.
+    /// Parses the value of the key. Null means the default.
     fn read(self, text: &str) -> Result<Value, String> {
         Ok(match self {
             Percent | Number | Count => match text.parse::<i32>().map_err(|error| error.to_string())? {
@@ -159,7 +157,7 @@ fn go_bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// The options of a daemon's command line that set a key: option, key and value. The last of a repeated one counts.
+/// The option, key and value of each option that sets a key. The last value of a repeated option applies.
 pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Value)> {
     let Some(matches) = daemon_matches(matches) else { return Vec::new() };
     let value = |&(name, key, kind, _): &KubeletOption| {
@@ -173,7 +171,7 @@ pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Va
     OPTIONS.iter().filter_map(value).collect()
 }
 
-/// The ignored options of a daemon's command line, as `--NAME`.
+/// The ignored options of the command line, as `--NAME`.
 pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     let Some(matches) = daemon_matches(matches) else { return Vec::new() };
     let is_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
@@ -181,7 +179,7 @@ pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     names.filter(is_given).map(|name| format!("--{name}")).collect()
 }
 
-/// What follows `serve` or `config show`.
+/// The arguments after `serve` or `config show`.
 fn daemon_matches(matches: &ArgMatches) -> Option<&ArgMatches> {
     match matches.subcommand()? {
         ("serve", daemon) => Some(daemon),

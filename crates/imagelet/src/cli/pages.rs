@@ -1,6 +1,6 @@
-//! The pages of the guide for `imagelet help PAGE`, built in because no other copy may be installed.
+//! The pages of the guide for `imagelet help PAGE`, built in because the host may have no other copy.
 
-/// Pages by their names in `docs`, to which a link of the crate's folder leads: packed crates have the pages, too.
+/// Pages by file name. The crate's folder links to `docs`, so that a packaged crate contains the pages.
 macro_rules! pages {
     ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../docs/", $name, ".md")))),*] };
 }
@@ -16,7 +16,6 @@ pub(super) fn page(name: &str) -> Option<&'static str> {
     PAGES.iter().find(|(known, _)| *known == name).map(|(_, text)| *text)
 }
 
-/// Names and titles.
 pub(super) fn titles() -> impl Iterator<Item = (&'static str, &'static str)> {
     PAGES.iter().map(|(name, text)| (*name, text.lines().next().unwrap_or_default().trim_start_matches("# ")))
 }

@@ -54,7 +54,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Warnings that name the options without effect; `has_node`: flags or files name the node.
+    /// Warnings about options without effect. `has_node`: a flag or a file names the node.
     pub(crate) fn ignored_options(&self, has_node: bool) -> impl Iterator<Item = String> {
         let names = self.ignored.join(", ");
         let names = (!names.is_empty())

@@ -1,4 +1,4 @@
-//! Turns an invalid command line into a failure for programs.
+//! Converts the error of an invalid command line into a failure for programs.
 
 use std::ffi::OsString;
 
@@ -8,7 +8,7 @@ use super::command;
 use crate::output::Format;
 use imagelet_node::failure::Failure;
 
-/// The format that a command line asks for, although it does not read.
+/// The output format in a command line that cannot be parsed.
 pub(crate) fn format_of(arguments: &[OsString]) -> Format {
     let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy()).take_while(|word| word != "--");
     let mut format = Format::default();
@@ -23,14 +23,14 @@ pub(crate) fn format_of(arguments: &[OsString]) -> Format {
     format
 }
 
-/// Whether the command of a line is one that prints lines, although the line does not read.
+/// Whether the command in a command line that cannot be parsed prints one document per line.
 pub(crate) fn has_lines(arguments: &[OsString]) -> bool {
     let commands = command();
     let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
     words.find_map(|word| commands.find_subcommand(&*word)).is_some_and(|found| found.get_name() == "events")
 }
 
-/// What is wrong in a command line: its message without usage, and a tip as the hint.
+/// The error's message without clap's usage text. clap's tip becomes the hint.
 pub(crate) fn usage_failure(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return Failure::new("InvalidArgument", "a command is missing").or_hint("`imagelet help` lists the commands");

@@ -23,7 +23,7 @@ pub(super) fn parse_wait(text: &str) -> Result<Duration, String> {
     if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
 }
 
-/// Where `--since` begins.
+/// The start time of `--since`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Since {
     Ago(Duration),
@@ -46,7 +46,7 @@ impl FromStr for Since {
 }
 
 impl Since {
-    /// Whether a recorded time, in RFC 3339, is not before it. A record without a time is.
+    /// Whether `at`, in RFC 3339, is the start time or later. A record without a time is not included.
     pub(crate) fn includes(self, at: Option<&str>, now: Timestamp) -> bool {
         let start = match self {
             Self::Ago(ago) => now.checked_sub(ago).unwrap_or(Timestamp::MIN),

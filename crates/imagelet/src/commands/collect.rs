@@ -31,7 +31,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;
     let done = match node.ask(request, silences(note)).await {
-        // A threshold that conflicts with the configured one, which the command line does not know.
+        // The given threshold conflicts with a configured one, which the parser of the command line does not know.
         Err(failure) if failure.reason == "InvalidArgument" => {
             print_failure(&failure);
             write_failure(&failure, format, false);
@@ -49,7 +49,6 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     for failure in &done.failures {
         print_failure(failure);
     }
-    // A dry run always exits with 0.
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
     Ok(exit_code(failed))
 }
@@ -73,7 +72,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     table.wide(wide).only_if(wide, &["CODE"]).only_if(has_artifacts, &[ARTIFACT])
 }
 
-/// The totals, and the disk usage, which explains a collection without removals.
+/// The totals and the disk usage. The disk usage explains a collection without removals.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let gained = |bytes| format!(", the disk gained {}", ByteSize(bytes));
     let (verdict, would) = if done.dry_run { ("remove", "would remove") } else { ("removed", "removed") };

@@ -52,7 +52,7 @@ pub(super) async fn run(
         let files: Vec<_> = files.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))).collect();
         let mut result: Map<String, Value> = files.iter().map(|(key, file)| ((*key).to_owned(), json!(file))).collect();
         result.insert("valid".to_owned(), true.into());
-        // A pull reports these warnings too. They do not prevent the daemon's start.
+        // A pull also reports these warnings. The daemon starts in spite of them.
         let warnings = check_registry_files(&settings.images.registry.hosts_dirs);
         for warning in &warnings {
             note(&format!("warning: {warning}"));
@@ -74,7 +74,7 @@ pub(super) async fn run(
     })?)
 }
 
-/// All errors of the files: invalid keys, and the rules that the valid keys violate.
+/// Collects all errors: invalid keys, and rules that the valid keys violate.
 fn check(arguments: &ServeArgs, environment: &Environment) -> Result<(), ConfigError> {
     let mut sources = Sources::new(environment.clone());
     let kubelet = arguments.kubelet_config.as_deref().map(|file| sources.add_kubelet_file(file));

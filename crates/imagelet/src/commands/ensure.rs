@@ -1,5 +1,4 @@
-//! `ensure`: ensures every image of the pods in manifests, with progress on stderr and one row for each image on
-//! stdout.
+//! `ensure`: ensures all images of the pods in manifests. Prints progress on stderr, and a row per image on stdout.
 
 use std::{
     collections::HashMap,
@@ -27,9 +26,9 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Limit of pods requested concurrently. All images of a pod start together.
+/// Maximum number of pods requested at the same time. All images of a pod start together.
 const PODS_AT_ONCE: usize = 4;
-/// Names are aligned up to this width. The bar of a longer name starts further right.
+/// Maximum width of the names before the bars.
 const NAME_WIDTH_MAX: usize = 48;
 
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
@@ -46,7 +45,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     Manifests::read(&read(&arguments.files)?, &read(&arguments.secrets)?)
 }
 
-/// The file, or the manifests of a folder as in kubectl: without those of its subfolders.
+/// The file, or the manifests of a folder. As in kubectl, subfolders are skipped.
 fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -118,7 +117,7 @@ async fn ensure(
     let hearing = Arc::clone(&pod_screen);
     let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
-    // Removes bars that remain after a cancelled request, or after a slow socket dropped the last step.
+    // Remove bars that remain after a cancelled request, or if a slow socket has dropped the last step.
     locked(&pod_screen.shown).clear();
     answer.map_err(|failure| (name, failure))
 }
@@ -131,7 +130,7 @@ struct PodScreen {
     screen: Screen,
     width: usize,
     prefix: String,
-    /// By index in the request.
+    /// In the order of the request.
     images: Vec<String>,
     shown: Mutex<HashMap<usize, Shown>>,
 }
@@ -174,7 +173,7 @@ fn outcome_line(row: &PodImageRow) -> String {
     }
 }
 
-/// The failures of a pod without duplicates: several containers may wait for one image.
+/// The failures of a pod, without duplicates: several containers may use the same image.
 fn distinct_failures(pod: &PodEnsured) -> Vec<&Failure> {
     let rows = pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty());
     rows.filter_map(|row| row.failure.as_ref()).fold(Vec::new(), |mut distinct, failure| {

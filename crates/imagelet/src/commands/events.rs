@@ -22,7 +22,7 @@ use crate::{
     progress::PullScreen,
 };
 
-/// The progress interval on a terminal, and the interval for programs.
+/// The interval of progress on a terminal, and the interval for programs.
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
@@ -64,7 +64,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let request = EventsRequest { follow: true, progress_ms };
     let follower = Mutex::new(Follower { format, since, screen, last: None, before: None, failed: None });
-    // A closed stdout ends the command at the next line.
+    // If stdout is closed, the next line ends the command.
     let closed = Notify::new();
     let hear = |entry: EventLine| {
         let mut follower = locked(&follower);
@@ -80,7 +80,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
-            // A program sees the end of its stream. On a terminal the command waits for the daemon's restart.
+            // JSON and YAML end here. The output for people waits for the daemon's restart.
             if is_document || !is_lost(&failure) {
                 return Err(failure);
             }
@@ -107,7 +107,7 @@ struct Follower {
     since: Option<Since>,
     screen: Option<PullScreen>,
     last: Option<String>,
-    /// Events up to this time were printed before the connection failed; a daemon sends them again afterwards.
+    /// The time of the last event before the connection failed. Events up to this time arrive again and are skipped.
     before: Option<String>,
     failed: Option<io::Error>,
 }
@@ -144,7 +144,6 @@ impl Follower {
         self.before.clone_from(&self.last);
     }
 
-    /// Clears the progress lines and prints a note.
     fn note(&mut self, text: &str) {
         if let Some(screen) = &mut self.screen {
             screen.clear();
@@ -153,7 +152,7 @@ impl Follower {
     }
 }
 
-/// The line of an event for people; empty for progress, which bars show.
+/// The line of an event for people. Progress has no line, because bars show it.
 fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
         EventLine::Event(event) => {

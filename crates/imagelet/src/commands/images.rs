@@ -69,7 +69,7 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     table.only_if(has_artifacts, &[ARTIFACT])
 }
 
-/// The column of artifacts, which a table of images alone does not have.
+/// The header of the artifact column. A table without artifacts omits the column.
 pub(super) const ARTIFACT: &str = "ARTIFACT";
 
 pub(super) fn artifact(artifact: Option<&ArtifactRow>) -> String {
@@ -133,14 +133,13 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
                 (if is_artifact { "Files:" } else { "Layers:" }, list(&layers)),
             ]
         });
-        // A runtime reports no details, and its manifest of an artifact is imagelet's.
+        // A runtime reports no details. Then imagelet's row of the artifact has the manifest.
         let manifest = image.artifact.as_ref().filter(|_| found.details.is_none()).map(|it| it.manifest.clone());
         Table::facts(facts.into_iter().chain([("Manifest:", manifest)]).chain(details)).write(out)
     })?)
 }
 
-/// The details of an image that the table shows. Other fields are skipped: the configuration may be nested too deeply
-/// for a `Value`.
+/// The details that the table shows. Other fields are skipped: the configuration may be too deep for a `Value`.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct ShownDetails {
@@ -203,7 +202,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     table.only_if(usage.artifacts_count > 0, &[ARTIFACT]).optional(&["SHARED", "ID", "REASON"])
 }
 
-/// The first user or pin of an image and the number of others; in a wide table, all of them.
+/// The first user or pin of an image, and the number of others. A wide table has all of them.
 fn held_by(image: &ImageRow, wide: bool) -> String {
     let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
     let pods = image.awaited_by.iter().map(|pod| format!("awaited by {pod}"));

@@ -1,4 +1,4 @@
-//! `rm`, `untag`, pins, mounts and archives.
+//! The commands that change images: `rm`, `untag`, pins, mounts and archives.
 
 use std::{
     io::Write as _,
@@ -73,7 +73,7 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
-    // A misspelt pin matches nothing, so a warning is printed.
+    // A pattern that matches no image may be misspelt.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
         if changed.pattern.starts_with("sha256:")
@@ -153,7 +153,6 @@ pub(super) async fn import(node: &Node, arguments: ImportArgs, format: Format) -
     Ok(exit_code(is_failed))
 }
 
-/// Sends a request and shows its progress until the answer arrives.
 pub(super) async fn ask_shown<C: Command>(
     node: &Node,
     screen: &Screen,
@@ -181,14 +180,14 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
 }
 
-/// The scheme before an archive as other tools write it, and what to write instead.
+/// The scheme of another tool before an archive, and the text of the hint.
 fn foreign_scheme(text: &str) -> Option<(&str, String)> {
     let (scheme, rest) = text.split_once(':')?;
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     let hint = match scheme {
         "docker" => format!("imagelet pull {}", shown_name(rest)),
         "http" | "https" | "ftp" => "download the file, and give its path".into(),
-        // Other tools write the name of the image behind that of the file.
+        // The form in other tools is `docker-archive:FILE:IMAGE`.
         "file" | "docker-archive" | "oci-archive" => {
             format!("give the file alone: {}", rest.split(':').next().unwrap_or_default())
         }
@@ -199,7 +198,7 @@ fn foreign_scheme(text: &str) -> Option<(&str, String)> {
     Some((&text[..text.len() - rest.len()], hint))
 }
 
-/// The daemon has another working directory, and the store records mounts by their real path.
+/// The real path: the daemon has another working directory, and the store records mounts by their real path.
 fn absolute(directory: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(directory)?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))

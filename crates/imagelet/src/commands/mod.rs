@@ -27,9 +27,8 @@ use crate::{
 use imagelet_node::{config::Environment, failure::Failure, node::Node};
 use target::find_node;
 
-/// 128 + SIGINT.
+/// 128 plus the number of the signal: SIGINT and SIGTERM.
 const EXIT_INTERRUPTED: u8 = 130;
-/// 128 + SIGTERM.
 const EXIT_TERMINATED: u8 = 143;
 
 pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, Failure> {
@@ -80,14 +79,14 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
 
 async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
     let format = global.output;
-    // Read before anything is opened, so that errors in the input are reported at once.
+    // The input is read before the store is opened, so that errors in the input are reported at once.
     let (mut pulls, mut manifests) = (Vec::new(), Manifests::default());
     match &command {
         Command::Pull(arguments) => pulls = pull::read(arguments, environment)?,
         Command::Ensure(arguments) => manifests = ensure::read(arguments)?,
         _ => {}
     }
-    // `events -f` always ends by a signal, so no message is printed.
+    // A signal is the usual end of `events -f`, so no message is printed.
     let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
     let again = async |intent| find_node(global, environment, intent).await;
     let opened = again(command.intent()).await?;
@@ -133,7 +132,6 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
     code
 }
 
-/// Runs a command until its end or until a signal.
 async fn unless_interrupted(command: impl Future<Output = Result<ExitCode, Failure>>) -> Result<ExitCode, Failure> {
     tokio::select! {
         ended = command => ended,
@@ -141,8 +139,7 @@ async fn unless_interrupted(command: impl Future<Output = Result<ExitCode, Failu
     }
 }
 
-/// Waits for SIGINT or SIGTERM and returns the exit code for it. The caller then drops the command, which cancels its
-/// work.
+/// Waits for SIGINT or SIGTERM, and returns the exit code. The caller then drops the command, which cancels its work.
 async fn interrupted() -> ExitCode {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))

@@ -30,7 +30,7 @@ pub(super) enum Target {
     Here(Box<Settings>),
 }
 
-/// Finds the node; opens it if it is in this process.
+/// Finds the node. Opens the store or runtime if the node is in this process.
 pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
     match find_target(global, environment).await? {
         Target::Daemon(node) => Ok(Node::Remote(node)),
@@ -38,11 +38,8 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
     }
 }
 
-/// Finds the target of a command and opens nothing.
-///
-/// # Errors
-/// A daemon does not answer, although it is named or configured or its socket exists. The store of this process could
-/// be another store.
+/// Finds the target of a command and opens nothing. Fails if a daemon is named or configured, or its socket exists, and
+/// the daemon does not answer: the store in this process may differ from the daemon's store.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
     if let Some(endpoint) = &global.endpoint {
         let address: Endpoint = endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
@@ -50,14 +47,14 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
         })?;
         let node = RemoteNode::new(address.path(), patience(global));
         match node.probe().await {
-            // A CRI runtime, which this process calls directly.
+            // This process calls the CRI runtime directly.
             Probed::OtherCri => {
                 let mut sources = sources_of(global, environment)?;
                 sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
                 return Ok(Target::Here(Box::new(within(patience(global), &sources)?)));
             }
             Probed::Silent(error) => return Err(node.unreachable(&error)),
-            // The first request shows whether imagelet or no process answers.
+            // A missing socket is reported by the first request.
             Probed::Ours | Probed::Missing => return Ok(Target::Daemon(node)),
         }
     }
@@ -87,8 +84,7 @@ fn patience(global: &Global) -> Duration {
     global.timeout.map_or(ANSWER_MAX, |timeout| if timeout.is_zero() { Duration::MAX } else { timeout })
 }
 
-/// Whether a daemon runs, from the probe of a socket and from `is_configured`. The error is for a socket that belongs
-/// to another program or does not answer, and for a configured socket that is missing.
+/// Whether a daemon answers. Fails if another program answers, no process answers, or a configured socket is missing.
 fn has_daemon(probed: Probed, is_configured: bool) -> io::Result<bool> {
     match probed {
         Probed::Ours => Ok(true),
@@ -123,7 +119,7 @@ async fn open(settings: Settings, global: &Global, environment: &Environment, in
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 
-/// The settings of a command. Its `--timeout` limits the configured timeouts.
+/// The settings of a command. `--timeout` limits the configured request timeout.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let settings = sources.settings()?;
     if settings.node.request_timeout <= patience {
@@ -134,7 +130,7 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     Ok(sources.settings()?)
 }
 
-/// A store on the command line must exist. The default store is created by the first pull, and is empty before.
+/// Only `Makes` creates a store. For `Looks`, an absent default store counts as empty, and a named store must exist.
 fn access(intent: Intent, is_named: bool) -> Access {
     match intent {
         Intent::Looks => Access::Read { or_empty: !is_named },

@@ -22,7 +22,7 @@ use imagelet_node::{
     node::Node,
 };
 
-/// The name next to the progress bar.
+/// The name before the progress bar.
 const SHOWN: &str = "verify";
 
 pub(super) async fn verify(
@@ -53,8 +53,8 @@ pub(super) async fn verify(
     Ok(exit_code(verified.damaged))
 }
 
-/// Checks damage again as the owner of the store: then no image is removed meanwhile, and damage is marked. Where another process owns
-/// the store, a part that is removed by now was not damaged, and damage is not marked.
+/// Checks damage again as the owner of the store, so that no image is removed meanwhile and damage is marked. If
+/// another process owns the store, damage is not marked, and images that were removed meanwhile are dropped.
 async fn confirm(
     again: impl AsyncFn(Intent) -> Result<Node, Failure>,
     screen: &Screen,
@@ -80,7 +80,7 @@ async fn confirm(
             let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
             match ask_shown(&node, screen, SHOWN, request).await {
                 Ok(again) => found.images.extend(again.images),
-                // Removed since the first check.
+                // The image was removed after the first check.
                 Err(failure) if failure.reason == "NotFound" => {}
                 Err(failure) => return Err(failure),
             }

@@ -111,7 +111,7 @@ fn standing(image: &WhyImage) -> String {
     }
 }
 
-/// The last removal, if the image was not stored again after it.
+/// The last removal. `None`: the image was stored again later, or was never removed.
 fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
     last_move(image).filter(|last| last.what == "removed")
 }
@@ -253,7 +253,7 @@ pub(super) fn coded(code: &str, inputs: &Value) -> String {
     text
 }
 
-/// Formats RFC 3339 for people; all times are UTC.
+/// Formats an RFC 3339 time for people. All times are UTC.
 fn clock(text: &str) -> String {
     text.replacen('T', " ", 1).trim_end_matches('Z').to_owned()
 }

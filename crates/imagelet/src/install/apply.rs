@@ -24,7 +24,7 @@ const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
-/// The path of programs on a pod's host, including `systemctl`.
+/// PATH for `systemctl` on a pod's host.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHOWN_MAX: usize = 1000;
 
@@ -39,8 +39,7 @@ pub(super) struct Outcome {
     pub(super) detail: String,
 }
 
-/// Runs the steps in order until a step fails, or reports them as planned. `check` reads a configuration as the daemon
-/// does.
+/// Runs the steps until one fails, or only reports them with `--dry-run`. `check` loads a file as the daemon does.
 pub(super) async fn apply(
     steps: &[Step],
     root: &Path,
@@ -142,8 +141,8 @@ async fn systemctl(root: &Path, is_from_pod: bool, arguments: &[&str]) -> Result
         command.arg("--root").arg(root);
     }
     if is_from_pod {
-        // Without this variable, systemctl connects to a private socket and reads systemd's process id from it. systemd
-        // has no process id in a pod's PID namespace, so systemctl fails with "No data available".
+        // Without SYSTEMCTL_FORCE_BUS, systemctl fails with "No data available": it asks a private socket for systemd's
+        // process id, and systemd has none in a pod's PID namespace.
         command.env_clear().env("PATH", HOST_PATH).env("SYSTEMCTL_FORCE_BUS", "1").current_dir("/");
     }
     command.args(["--no-pager", "--no-ask-password"]).args(arguments).stdin(Stdio::null()).kill_on_drop(true);

@@ -6,13 +6,13 @@ use serde_json::{Map, Value, json};
 
 use super::{InstallArgs, SOCKET};
 
-/// Limits of a base configuration: its length, and its number of keys and values.
+/// Limits of a base configuration: its bytes, and its number of keys and values.
 pub(super) const BASE_LENGTH_MAX: usize = 256 << 10;
 const NODES_MAX: usize = 10_000;
 
 const SERVICE: &str = include_str!("imagelet.service");
 pub(super) const SOCKET_UNIT: &str = include_str!("imagelet.socket");
-/// The packaged program, whose path is in the unit.
+/// The program's path in the packaged unit.
 const PACKAGED_PROGRAM: &str = "/usr/bin/imagelet";
 
 /// The kubelet exits at start if its image socket is absent, so systemd starts imagelet first.
@@ -29,8 +29,7 @@ pub(super) fn kubelet_configuration() -> String {
     )
 }
 
-/// Parses the keys of the daemon's configuration that an installation adds to its own keys. The error: the text is no
-/// mapping, or sets a key that the installation sets.
+/// Parses `--base-configuration`. The text must be a mapping without `imageService`, which the installation sets.
 pub(super) fn base_configuration(text: &str) -> Result<Map<String, Value>, String> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },

@@ -1,4 +1,4 @@
-//! Facts about the installed host: files, units, sockets of runtimes, and the command line of its kubelet.
+//! Reads facts about a host for the plan: files, units, sockets of runtimes, and the flags of the running kubelet.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use super::{
 use imagelet_node::failure::Failure;
 
 const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
-/// The paths of the program that are searched in another root file system.
+/// The possible paths of the program in another root file system.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
 pub(super) const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
@@ -30,7 +30,7 @@ const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Systemd {
     Running,
-    /// The root is another root file system, in which units can be enabled.
+    /// Another root file system (`--root`): units can be enabled, but not started.
     Offline,
     #[default]
     Absent,
@@ -43,7 +43,7 @@ pub(super) struct Kubelet {
     pub(super) image_endpoint_flag: Option<String>,
 }
 
-/// The input of a plan. Paths are those of the installed host.
+/// The input of a plan. Its paths do not contain the path of `--root`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostFacts {
     pub(super) files: BTreeMap<PathBuf, FileState>,
@@ -55,13 +55,13 @@ pub(super) struct HostFacts {
     pub(super) kubelet: Kubelet,
 }
 
-/// Parts of the host other than the files of an installation.
+/// What exists on the host besides the files of an installation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostParts {
-    /// A package contains the units.
+    /// A package has installed the units.
     pub(super) package: bool,
     pub(super) state: bool,
-    /// The file of the service's socket, even if no process listens.
+    /// The file of the daemon's socket, even if no process listens.
     pub(super) socket: bool,
 }
 
@@ -69,9 +69,9 @@ pub(super) struct HostParts {
 pub(super) struct HostConfiguration {
     /// The mode of the existing configuration file; 0 without a file.
     pub(super) mode: u32,
-    /// The runtime in the existing configuration.
+    /// The runtime's endpoint in an existing file that `install` does not replace.
     pub(super) endpoint: Option<String>,
-    /// The content of the file of `--base-configuration`.
+    /// The keys of `--base-configuration`.
     pub(super) base: Map<String, Value>,
 }
 
@@ -81,7 +81,7 @@ impl HostFacts {
     }
 }
 
-/// Reads the facts of the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration.
+/// Reads the facts of the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration file.
 pub(super) fn gather(
     request: &InstallArgs,
     root: &Path,
@@ -101,7 +101,7 @@ pub(super) fn gather(
     }
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
     let endpoint = match files.get(Path::new(CONFIGURATION)) {
-        // An uninstallation does not depend on the content of the file.
+        // An uninstallation must also work with an invalid file.
         Some(state) if state.is_kept() && request.role.is_some() => {
             endpoint_of(&below(root, Path::new(CONFIGURATION))?)?
         }
@@ -128,8 +128,7 @@ pub(super) fn gather(
     })
 }
 
-/// A path of the host, below its root file system. In another root file system, a symbolic link is rejected: it may
-/// lead to a file of this host.
+/// The path below `root`. Fails on a symbolic link in another root file system: the link may lead to this host.
 pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
     let mut place = root.to_owned();
     for part in path.components().skip(1) {
@@ -151,7 +150,7 @@ fn program(request: &InstallArgs, root: &Path, is_live: bool) -> Result<PathBuf,
         });
     }
     let program = if request.is_from_pod { PROGRAM.into() } else { std::env::current_exe()? };
-    // systemd starts the program as root.
+    // systemd starts the program as root, so no other user may be able to change it.
     trusted_files::open(&program)
         .map_err(|error| Failure::because(format!("`{}` may not be a service", program.display()), &error))?;
     Ok(program)
@@ -167,15 +166,14 @@ fn running_kubelet() -> Kubelet {
     let found = processes.find_map(|entry| {
         let mut line = Vec::new();
         let file = fs::File::open(entry.path().join("cmdline")).ok()?;
-        // A process that has ended is treated as another program.
+        // A process that has ended meanwhile is skipped.
         file.take(COMMAND_LINE_LENGTH_MAX).read_to_end(&mut line).ok()?;
         kubelet_of(&line)
     });
     found.unwrap_or_default()
 }
 
-/// The kubelet's flags in a command line of `/proc`, as Go parses flags: with one or two dashes, and the value after
-/// `=` or in the next argument. `None`: another program.
+/// Parses a command line of `/proc` as Go parses flags, with one or two dashes. `None`: the program is no kubelet.
 fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
     let mut arguments = line.split(|byte| *byte == 0).map(|argument| Path::new(OsStr::from_bytes(argument)));
     if arguments.next()?.file_name()? != "kubelet" {

@@ -1,9 +1,6 @@
 //! `imagelet install`: installs a systemd service on a host, between kubelet and runtime or beside them, and
-//! uninstalls it.
-//!
-//! A plain function of the request and of facts about the host decides the steps: what is written, started and removed.
-//! Each written file contains the digest of its content, so that a file changed by an administrator is recognised and
-//! stays.
+//! uninstalls it. `plan` decides the steps from the request and facts about the host. Each written file contains the
+//! digest of its content, so that a file that an administrator has changed is recognised and kept.
 
 mod apply;
 mod contents;

@@ -14,12 +14,12 @@ use imagelet_core::{
 
 use imagelet_node::failure::Failure;
 
-/// `#` starts a comment in systemd units and in YAML.
+/// The start of the first line. `#` starts a comment in systemd units and in YAML.
 const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
 /// The mode of the daemon's configuration, which may contain passwords of proxies.
 pub(super) const PRIVATE: u32 = 0o600;
-/// The mode of units; systemd shows units to every user.
+/// The mode of units and drop-ins, which contain no secrets.
 pub(super) const PUBLIC: u32 = 0o644;
 /// A longer file was not written by `install`.
 const LENGTH_MAX: usize = 1 << 20;
@@ -86,19 +86,18 @@ pub(super) fn mode(path: &Path) -> u32 {
     fs::metadata(path).map_or(0, |file| file.permissions().mode() & 0o7777)
 }
 
-/// Makes a file readable and writable only for its owner. Its content stays.
 pub(super) fn protect(path: &Path) -> Result<(), Failure> {
     fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)).map_err(|error| of_path("protect", path, &error))
 }
 
-/// Replaces a file durably and atomically, and creates its folder. A crash leaves the previous file.
+/// Replaces a file durably and atomically, and creates its folder. A crash leaves the previous or the new file.
 pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let replaced = || {
         let folder = path.parent().unwrap_or(Path::new("/"));
         fs::create_dir_all(folder)?;
         replace_file_on(&MachineDisk, path, &new_of(path), "state", |file| {
             file.write_all(bytes)?;
-            // Set explicitly, because the umask applies to new files.
+            // The umask applies to new files, so the mode is set explicitly.
             file.set_permissions(fs::Permissions::from_mode(mode))
         })
     };
@@ -118,7 +117,6 @@ pub(super) fn remove(path: &Path) -> Result<(), Failure> {
     removed.map_err(|error| of_path("remove", path, &error))
 }
 
-/// Removes a folder, unless it contains other files.
 pub(super) fn remove_empty_folder(path: &Path) -> Result<(), Failure> {
     match fs::remove_dir(path) {
         Err(error) if !matches!(error.kind(), io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotFound) => {

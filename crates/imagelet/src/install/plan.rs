@@ -1,5 +1,4 @@
-//! Plans the steps of an installation or an uninstallation: a plain function of the request and of facts about the
-//! host.
+//! Plans an installation or uninstallation: a pure function from the request and facts about the host to the steps.
 
 use std::path::{Path, PathBuf};
 
@@ -16,7 +15,7 @@ use super::{
 const START: &[&str] = &["start", "imagelet.service"];
 const RESTART: &[&str] = &["restart", "imagelet.service"];
 
-/// One step. Paths are those of the installed host.
+/// One step. Its paths do not contain the path of `--root`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     ProbeRuntime(String),
@@ -24,7 +23,7 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
-    /// Makes a file that every user can read readable only for root. Its content stays.
+    /// Sets mode 0600 on an existing file that every user can read.
     Protect(&'static str),
     Keep {
         path: PathBuf,
@@ -33,11 +32,10 @@ pub(super) enum Step {
     Remove(PathBuf),
     /// Removes the folder if it is empty.
     RemoveFolder(&'static str),
-    /// The daemon's configuration must be valid: this text, or (`None`) the existing file.
+    /// Checks this text as the daemon's configuration. `None`: checks the existing file.
     CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
     AwaitDaemon,
-    /// A task for the administrator.
     Advise(String),
 }
 
@@ -64,7 +62,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     if is_live {
         steps.push(Step::ProbeRuntime(endpoint));
     }
-    // Checked before the file is written, so that a running daemon is not restarted with an invalid configuration.
+    // The check comes before the write, so that no running daemon is restarted with an invalid configuration.
     let content = match &configuration {
         Step::Write { content, .. } => Some(content.clone()),
         _ => None,
@@ -90,8 +88,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     steps.extend(reload(is_live));
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
-        // This also starts the socket. A running daemon has the old configuration or the old program, so it is
-        // restarted.
+        // This also starts the socket. A running daemon may still use the old files, so it is restarted.
         let verb = if request.keep_running && !has_writes(&steps) { START } else { RESTART };
         steps.push(Step::Systemctl(verb));
         steps.push(Step::AwaitDaemon);
@@ -152,7 +149,7 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
     Ok((endpoint, owned(host, path, content)?))
 }
 
-/// The kubelet's steps, after the daemon answers.
+/// The steps for the kubelet. They run after the daemon has answered.
 fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Failure> {
     let mut steps = vec![owned(host, Path::new(KUBELET_UNIT_DROP_IN), contents::KUBELET_UNIT.into())?];
     let folder = kubelet_config_dir(request, host);
@@ -166,7 +163,7 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
         )));
     }
     if kubelet.config_dir.as_ref() == Some(&folder) {
-        // The kubelet's pods keep running.
+        // Pods keep running while the kubelet restarts.
         steps.extend(restarts.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
     } else {
         let folder = folder.display();
@@ -186,14 +183,13 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
 fn without_kubelet(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Vec<Step> {
     let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
     let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
-    // The folder of the other drop-in is not removed: `--config-dir` may name it, and then a kubelet does not start
-    // without it.
+    // The folder of the other drop-in stays: the kubelet's `--config-dir` may name it, and then the kubelet needs it.
     if steps.contains(&Step::Remove(KUBELET_UNIT_DROP_IN.into())) {
         steps.push(Step::RemoveFolder(KUBELET_UNIT_FOLDER));
     }
     if is_live && steps.iter().any(|step| matches!(step, Step::Remove(_))) {
         steps.extend(reload(true));
-        // The kubelet uses imagelet's socket until its restart. Its pods keep running.
+        // Until its restart, the kubelet uses imagelet's socket. Pods keep running.
         steps.push(Step::Systemctl(&["try-restart", "kubelet.service"]));
     }
     steps

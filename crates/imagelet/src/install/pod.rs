@@ -1,5 +1,4 @@
-//! Installs on a pod's host, or uninstalls: enters the host's mount namespace, copies the program there and runs
-//! `install`.
+//! `pod install`: enters the mount namespace of the pod's host, copies the program there and runs `install` there.
 //!
 //! ```text
 //! /opt/imagelet/imagelet        the program; while it exists, the host belongs to the pod's installation
@@ -10,7 +9,7 @@
 //! /usr/local/bin/imagelet       a link to the program, unless this path exists
 //! ```
 //!
-//! The program is the first file that is written and the last that is removed, so that each step can be repeated.
+//! The program is written first and removed last, so that an interrupted attempt can be repeated.
 
 use std::{
     fs, io,
@@ -47,11 +46,9 @@ const LINK: &str = "/usr/local/bin/imagelet";
 const PROGRAM_LENGTH_MAX: usize = 512 << 20;
 const SECRET_LENGTH_MAX: usize = 4096;
 
-/// A file next to the program, for root only, with its content. `None`: the pod has no such file.
+/// The path and the content of a file for root only. `None`: the pod has no such file.
 type PrivateFile = (&'static str, Option<Vec<u8>>);
 
-/// Installs on the host or uninstalls, depending on the arguments.
-///
 /// **Invariant:** the process has one thread. The kernel moves only the calling thread into a mount namespace.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let PodInstallArgs { host_namespace, http_token, proxy_password, install } = arguments;
@@ -105,7 +102,7 @@ fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format:
     let wanted = record(program, private, &install);
     let has_program = read_bounded(Path::new(PROGRAM), PROGRAM_LENGTH_MAX).is_ok_and(|there| there == program);
     let keep_running = has_program && fs::read_to_string(INSTALLED).is_ok_and(|there| there == wanted);
-    // Removed until this attempt has succeeded: the running daemon may be older than the files.
+    // The record is absent until this attempt succeeds. Without it, the next attempt restarts the daemon.
     remove(Path::new(INSTALLED))?;
     if !keep_running {
         replace(Path::new(PROGRAM), program, 0o755)?;
@@ -116,7 +113,7 @@ fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format:
             None => remove(Path::new(path))?,
         }
     }
-    // Fails if an administrator's file exists or if the folder is read-only; both are accepted.
+    // The link is optional: the path may be an administrator's file, or the folder may be read-only.
     let _is_there = symlink(PROGRAM, LINK);
     run(InstallArgs { keep_running, ..install }, format)?;
     replace(Path::new(INSTALLED), wanted.as_bytes(), 0o600)?;
@@ -142,18 +139,17 @@ fn run(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     runtime.block_on(super::run(install, &environment, format))
 }
 
-/// Removes these files, their temporary files from an interrupted attempt, and the folder.
+/// Removes these files, temporary files of an interrupted attempt, and the folder if it is empty then.
 fn remove_files(paths: &[&str]) -> Result<ExitCode, Failure> {
     for path in paths.iter().map(Path::new) {
         remove(&new_of(path))?;
         remove(path)?;
     }
-    // An administrator's file in the folder keeps the folder.
     remove_empty_folder(Path::new(FOLDER))?;
     Ok(ExitCode::SUCCESS)
 }
 
-/// Checks that root owns the folder and that no other user can write into it: systemd starts its program as root.
+/// Creates the folder. Fails if another user than root can write into it: systemd starts its program as root.
 fn check_folder() -> Result<(), Failure> {
     let folder = Path::new(FOLDER);
     fs::create_dir_all(folder).map_err(|error| of_path("create", folder, &error))?;
@@ -164,7 +160,7 @@ fn check_folder() -> Result<(), Failure> {
     Err(Failure::new("FailedPrecondition", format!("`{FOLDER}` is no folder that root alone may change")))
 }
 
-/// A text that changes whenever the installation must be repeated.
+/// Digests of the program, the private files and the arguments. Equal digests: a running daemon is not restarted.
 fn record(program: &[u8], private: &[PrivateFile], install: &InstallArgs) -> String {
     let contents = private.iter().map(|(_, content)| content.as_deref().unwrap_or_default());
     let arguments = format!("{install:?}");

@@ -3,21 +3,21 @@
 use serde_json::{Value, value::RawValue};
 use serde_saphyr::DuplicateKeyPolicy;
 
-/// The longest file of manifests. An operator's bundle has a few megabytes.
+/// Maximum bytes of a file of manifests. An operator's bundle has a few megabytes.
 pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
 pub(super) const DOCUMENTS_MAX: usize = 10_000;
-/// Nesting of lists and objects. A pod template in a `CronJob` in a `List` has a dozen levels.
+/// Maximum nesting of lists and objects. A pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
-/// Values of one file, including values repeated by aliases.
+/// Maximum number of values in a file, including values repeated by aliases.
 pub(super) const NODES_MAX: usize = 400_000;
 const ALIASES_MAX: usize = 1_000;
 
-/// One document that is not empty. `Err`: the reason why it cannot be parsed.
+/// A document that is not empty, or the reason why it cannot be parsed.
 pub(crate) struct Document {
-    /// The line at which its content starts.
+    /// The first line of the content.
     pub(crate) line: u64,
     pub(crate) read: Result<Value, String>,
-    /// The line of a repeated key; the later value wins.
+    /// The line of a repeated key. The key's last value applies.
     pub(super) repeated: Option<u64>,
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
         [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8(text.to_vec()).ok(),
         [0xff, 0xfe, text @ ..] => wide(text, u16::from_le_bytes),
         [0xfe, 0xff, text @ ..] => wide(text, u16::from_be_bytes),
-        // A manifest starts with an ASCII character.
+        // Without a byte order mark: a manifest starts with an ASCII character.
         [first, 0, ..] if *first != 0 => wide(&bytes, u16::from_le_bytes),
         [0, second, ..] if *second != 0 => wide(&bytes, u16::from_be_bytes),
         _ => String::from_utf8(bytes).ok(),
@@ -65,7 +65,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
     for whole in text.split_inclusive('\n') {
         let rest =
             whole.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        // A YAML directive, or the end of a document.
+        // The line is a YAML directive or ends a document.
         let is_other = whole.starts_with('%') || whole.trim_end() == "...";
         if rest.is_some() || is_other {
             end(from, at, first);
@@ -149,7 +149,7 @@ fn is_comment(line: &str) -> bool {
     line.trim().is_empty() || line.trim_start().starts_with('#')
 }
 
-/// Removes fields with `null`, which mean the same as absent fields. Returns the number of values.
+/// Removes fields with the value `null`, which equal absent fields. Returns the number of values.
 fn remove_nulls(value: &mut Value) -> usize {
     1 + match value {
         Value::Object(fields) => {

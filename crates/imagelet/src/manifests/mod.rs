@@ -1,7 +1,5 @@
-//! Kubernetes manifests for `ensure`, and the requests to a node for their pods.
-//!
-//! Applies the API server's changes to a pod before a kubelet gets it: defaults, and the service account's pull
-//! secrets.
+//! Kubernetes manifests for `ensure`, and the requests to a node for their pods. As in the API server, a pod gets the
+//! default values and the pull secrets of its service account.
 
 mod documents;
 mod objects;
@@ -15,10 +13,10 @@ use imagelet_node::{
 };
 use objects::{Objects, PodManifest};
 
-/// Limit of the kinds in a note; a bundle contains many.
+/// Maximum number of kinds that a note names.
 const KINDS_NAMED_MAX: usize = 8;
 
-/// A file of manifests. It has no `Debug`, because it may contain a secret.
+/// A manifest file. It has no `Debug`, because the text may contain a secret.
 pub(crate) struct ManifestFile {
     pub(crate) name: String,
     pub(crate) text: String,
@@ -27,7 +25,7 @@ pub(crate) struct ManifestFile {
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
     pub(crate) pods: Vec<PodRequest>,
-    /// Notes for the user. A note does not prevent the request of a pod.
+    /// Notes for the user. A pod with a note is requested all the same.
     pub(crate) notes: Vec<String>,
     /// Unreadable objects, by their name in messages. All other objects are requested.
     pub(crate) failures: Vec<(String, Failure)>,
@@ -39,8 +37,7 @@ fn kinds_text(kinds: &BTreeSet<String>) -> String {
 }
 
 impl Manifests {
-    /// Reads files with pods and files with their secrets; both may contain other objects. Errors show no content of
-    /// secrets.
+    /// Reads pods and other objects from `files`, and more secrets from `secrets`. No error shows a secret's content.
     pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, Failure> {
         let mut objects = Objects::default();
         for file in files {
@@ -77,7 +74,7 @@ impl Objects {
             let PullSecretText { namespace, name, .. } = secret;
             let is_named =
                 |pod: &PodManifest| pod.request.pod.namespace == *namespace && self.pull_secrets(pod).contains(name);
-            // A bundle may contain secrets for other purposes.
+            // A bundle may contain secrets that no pod uses to pull.
             if !self.pods.iter().any(is_named) {
                 continue;
             }
@@ -98,7 +95,7 @@ impl Objects {
         for name in self.pull_secrets(pod).iter().filter(|name| !name.is_empty()) {
             match self.secrets.iter().rfind(|(secret, _)| secret.namespace == *namespace && secret.name == *name) {
                 Some((secret, _)) if secret.docker_config.is_some() => request.secrets.push(secret.clone()),
-                // As in a kubelet, which reads the secret and finds no credentials.
+                // A secret without credentials is skipped, as in the kubelet.
                 Some(_) => {}
                 None => {
                     notes.push(format!(

@@ -20,7 +20,7 @@ const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
 const POLICY_SHOWN_MAX: usize = 64;
 const NAME_SHOWN_MAX: usize = 400;
-/// The built-in kinds of Kubernetes, whose containers always have an image.
+/// The kinds built into Kubernetes. Each of their containers must have an image.
 const OWN_KINDS: [&str; 9] = [
     "Pod",
     "Deployment",
@@ -40,14 +40,14 @@ const DEFAULT_ACCOUNT: &str = "default";
 #[derive(Default)]
 pub(super) struct Objects {
     pub(super) pods: Vec<PodManifest>,
-    /// Each secret with its file. A secret of another type, or without the type's key, has no credentials.
+    /// Each secret with the name of its file. A secret of another type, or without the type's key, has no credentials.
     pub(super) secrets: Vec<(PullSecretText, String)>,
     /// Pull secrets of service accounts, by namespace and name.
     pub(super) accounts: BTreeMap<(String, String), Vec<String>>,
-    /// Handlers of runtime classes, which have no namespace.
+    /// Handlers by the name of the runtime class.
     pub(super) classes: BTreeMap<String, String>,
     pub(super) kinds: BTreeSet<String>,
-    /// Number of objects without images by file and kind.
+    /// Number of objects without images, by file and kind.
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
     /// Objects that cannot be used, by their name in messages.
     pub(super) failed: Vec<(String, Failure)>,
@@ -56,13 +56,13 @@ pub(super) struct Objects {
 
 /// A Pod, or the pod template of a controller such as a Deployment.
 pub(super) struct PodManifest {
-    /// Not yet with the data of other objects: secrets and the runtime handler.
+    /// The request. Secrets and the runtime handler are added later.
     pub(super) request: PodRequest,
     pub(super) pull_secrets: Vec<String>,
     pub(super) runtime_class: String,
 }
 
-/// The error says why an object is rejected. It shows no value, because a value may be secret.
+/// The error is the reason of the rejection. It contains no value, because a value may be secret.
 type Rejected<T> = Result<T, String>;
 
 fn of_field(field: &str, line: u64, problem: &str) -> String {
@@ -99,7 +99,7 @@ struct PodSpec {
     volumes: Vec<Volume>,
     image_pull_secrets: Vec<ByName>,
     service_account_name: String,
-    /// The deprecated spelling, which the API still accepts.
+    /// The deprecated alias of `serviceAccountName`.
     service_account: String,
     runtime_class_name: String,
 }
@@ -161,7 +161,7 @@ impl Objects {
         }
     }
 
-    /// Adds an object. `kind` is the kind from its list, used if the object has no kind.
+    /// Adds an object. An object without a kind has the kind from its list, `kind`.
     fn collect(&mut self, file: &str, mut object: Value, kind: &str, line: u64, depth: usize) {
         let kind =
             object.get("kind").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(kind).to_owned();
@@ -232,7 +232,7 @@ fn shown(kind: &str, object: &Value, file: &str) -> String {
     format!("{} in `{file}`", printable_start(&format!("{kind} `{namespace}{name}`"), NAME_SHOWN_MAX))
 }
 
-/// Serde's message contains the value, so only the expected type is taken from it.
+/// Parses an object. The error has only the expected type from serde's message, because the message shows the value.
 fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let field = error.path().to_string();
@@ -242,8 +242,7 @@ fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     })
 }
 
-/// The pod templates of an object, at any depth below `fields`: each mapping with a list of `containers`, or whose
-/// `spec` has one.
+/// Finds pod templates at any depth below `fields`: mappings with `containers`, or with `containers` in their `spec`.
 fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Value>) {
     let has_containers = |value: &Value| value.get("containers").is_some_and(Value::is_array);
     match object {
@@ -259,7 +258,7 @@ fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Va
     }
 }
 
-/// The pod of a template. `None`: the template has no image and its kind is not built into Kubernetes.
+/// The pod of a template. `None`: the kind is not built into Kubernetes, and the template has no image.
 fn pod(
     kind: &str,
     line: u64,
@@ -294,7 +293,7 @@ fn pod(
         }
     }
     if !is_own {
-        // The operator of the kind adds the images that such a template omits.
+        // A custom kind may omit images. Its operator adds them.
         images.retain(|(_, image)| !image.image.is_empty());
         if images.is_empty() {
             return Ok(None);
@@ -321,7 +320,7 @@ fn pod(
         return Err(nameless("metadata.name", line));
     }
     if let Some(number) = number {
-        // Each of several templates is a separate pod.
+        // If an object has several templates, each template is a separate pod.
         named.name = format!("{}-{number}", named.name);
         named.uid.clear();
     }
@@ -351,7 +350,7 @@ fn names(list: Vec<ByName>) -> Vec<String> {
 
 impl Metadata {
     fn named(self) -> PodName {
-        // An object with a generated name has no name yet; its prefix identifies it.
+        // The API server appends a suffix to `generateName`. Before that, the prefix identifies the object.
         let generated = self.generate_name.trim_end_matches('-').to_owned();
         PodName {
             name: if self.name.is_empty() { generated } else { self.name },
@@ -382,15 +381,14 @@ fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     let document = document.filter(|document| !document.expose().is_empty());
     let PodName { namespace, name, mut uid } = metadata.named();
     if uid.is_empty() {
-        // Without a uid, nothing proves that this secret is an earlier secret of the same name, so the content is part
-        // of its identity. By name alone, a client that knows the name would get the images that the earlier secret
-        // gave access to.
+        // Without a uid, the content is part of the secret's identity. Otherwise a client that knows only the name of
+        // an earlier secret would get the images that were pulled with that secret.
         uid = stable_uid(&["Secret", &namespace, &name, document.as_ref().map_or("", Secret::expose)]);
     }
     Ok(PullSecretText { namespace, name, uid, r#type: of_type, docker_config: document.map(Hidden) })
 }
 
-/// A uid that is equal for equal parts, in the usual form.
+/// A UUID that is equal for equal parts.
 fn stable_uid(parts: &[&str]) -> String {
     let mut bytes = Vec::new();
     for part in parts {

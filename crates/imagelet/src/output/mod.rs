@@ -41,7 +41,7 @@ impl Format {
     }
 }
 
-/// A YAML document made safe for a terminal: the YAML writer escapes control characters, but not direction marks.
+/// Replaces unprintable characters in YAML. The YAML writer escapes control characters, but not direction marks.
 pub(crate) fn yaml(text: &str) -> String {
     text.replace(|c: char| is_unprintable(c) && c != '\n', "?")
 }
@@ -81,7 +81,7 @@ pub(crate) fn print_failure(failure: &Failure) {
     drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));
 }
 
-/// Writes a failure as a document if the output is JSON or YAML. `is_line`: as a line after other documents.
+/// Writes a failure as a document if the output is JSON or YAML. `is_line`: the document follows other documents.
 pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     if !format.is_document() {
         return;
@@ -94,7 +94,7 @@ pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     });
 }
 
-/// The exit code of a command; `is_failed`: at least a part of it failed.
+/// 1 if at least a part of the command failed, else 0.
 pub(crate) fn exit_code(is_failed: bool) -> ExitCode {
     ExitCode::from(u8::from(is_failed))
 }
@@ -111,12 +111,10 @@ pub(crate) fn or_dash(text: &str) -> &str {
     if text.is_empty() { "-" } else { text }
 }
 
-/// A size, or `-` if the size is unknown.
 pub(crate) fn size(bytes: Option<u64>) -> String {
     bytes.map_or_else(|| "-".into(), |bytes| ByteSize(bytes).to_string())
 }
 
-/// An image's id in a table; a wide table shows the whole id.
 pub(crate) fn id(id: &str, is_wide: bool) -> &str {
     if is_wide { id } else { ImageId::shorten(id) }
 }
@@ -132,7 +130,7 @@ pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     }
 }
 
-/// A name whose digest is shortened like an id, so that tables fit on a screen.
+/// Shortens the digest in a name, so that tables fit on a screen.
 pub(crate) fn cut_digest(name: &str) -> Cow<'_, str> {
     match name.rsplit_once('@') {
         Some((repository, digest)) if digest.len() > DIGEST_SHOWN => {

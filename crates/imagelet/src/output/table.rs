@@ -9,17 +9,16 @@ use comfy_table::{ContentArrangement, presets::NOTHING};
 use imagelet_core::printable::printable;
 use rustix::termios::tcgetwinsize;
 
-/// Columns of space between two table columns.
+/// Terminal columns between two table columns.
 const GAP: u16 = 3;
-/// The least width to which a line of a message is wrapped.
+/// Minimum width of a wrapped line. On a narrower terminal, a message is not wrapped.
 const PROSE_MIN: usize = 24;
 const INDENT: usize = 4;
 
-/// A table. If a terminal is too narrow, the widest cells are wrapped.
+/// A table that wraps its widest cells if the terminal is too narrow.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
-    /// Columns that are omitted first on a narrow terminal, by their header.
     optional: &'static [&'static str],
     is_wide: bool,
 }
@@ -31,7 +30,7 @@ impl Table {
         table
     }
 
-    /// Labels, each with its value. A value of several lines has one row for each line. An absent value has no row.
+    /// A table of labels and values. A value with several lines has several rows. An absent value has no row.
     pub(crate) fn facts(facts: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Self {
         let mut table = Self::default();
         for (label, value) in facts.into_iter().filter_map(|(label, value)| Some((label, value?))) {
@@ -41,19 +40,19 @@ impl Table {
         table
     }
 
-    /// Omits these columns, in this order, if a terminal is too narrow.
+    /// Omits the columns with these headers, one after the other, while the terminal is too narrow.
     #[must_use]
     pub(crate) fn optional(self, columns: &'static [&'static str]) -> Self {
         Self { optional: columns, ..self }
     }
 
-    /// A wide table is not fitted to the terminal.
+    /// A wide table ignores the width of the terminal.
     #[must_use]
     pub(crate) fn wide(self, is_wide: bool) -> Self {
         Self { is_wide, ..self }
     }
 
-    /// Adds a row. Control characters, which names from outside may contain, are shown as `?`.
+    /// Adds a row. Control characters, for example in names from a registry, become `?`.
     pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
@@ -96,7 +95,6 @@ impl Table {
     }
 }
 
-/// The lines of a table; cells are wrapped if the table is wider than `width`.
 fn drawn(rows: &[Vec<String>], width: Option<u16>) -> Vec<String> {
     comfy(rows, width).lines().map(|line| line.trim_end().to_owned()).collect()
 }
@@ -115,7 +113,7 @@ fn comfy(rows: &[Vec<String>], width: Option<u16>) -> comfy_table::Table {
     table
 }
 
-/// A message for people on stderr. On a terminal, lines that are too wide are wrapped between words.
+/// Wraps a message between words if stderr is a terminal.
 pub(crate) fn fitted_to_stderr(text: &str) -> String {
     match width_of(&io::stderr()) {
         Some(width) => text.lines().map(|line| wrapped_line(line, width.into())).collect::<Vec<_>>().join("\n"),

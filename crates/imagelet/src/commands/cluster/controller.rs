@@ -36,7 +36,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     Ok(ExitCode::SUCCESS)
 }
 
-/// The host name and a random number: two controllers on one host with one identity would both have the lease.
+/// The host name and a random number. Two controllers on one host would otherwise both hold the lease.
 fn own_identity() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{host}_{:016x}", random())

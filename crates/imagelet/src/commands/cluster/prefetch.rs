@@ -15,7 +15,7 @@ use crate::{
     output::{Format, Table, exit_code, or_dash, print, print_failure},
 };
 
-/// The longest file of image sets.
+/// Maximum bytes of a file of image sets.
 const FILE_LENGTH_MAX: usize = 1 << 20;
 
 pub(crate) async fn run(

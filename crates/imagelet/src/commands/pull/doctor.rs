@@ -35,10 +35,9 @@ use crate::{
 struct Diagnosis {
     image: String,
     healthy: bool,
-    /// Whether at least one host serves the image.
     served: bool,
     steps: Vec<DiagnosisStep>,
-    /// The failure that decides the result of a pull.
+    /// The failure of the decisive step.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
 }
@@ -79,10 +78,7 @@ pub(crate) async fn doctor(
     Ok(ExitCode::FAILURE)
 }
 
-/// Runs the steps in order and adds each to `steps`. Returns whether a host serves the image.
-///
-/// # Errors
-/// A failed step that later steps depend on. No further step runs.
+/// Adds each finished step to `steps`. Returns whether a host serves the image. The error: the step that ends the run.
 async fn walk(
     arguments: &DoctorArgs,
     global: &Global,
@@ -142,8 +138,7 @@ async fn walk(
     Ok(is_served)
 }
 
-/// The node's credential that a pull tries first, the number of all credentials, and the first failure of a source. A
-/// failed source does not affect other sources.
+/// The node's credential that a pull tries first, the number of all credentials, and the first failure of a source.
 async fn node_credential(settings: &Settings, repository: &str) -> (Option<Credential>, usize, Option<Failure>) {
     let failed = |problem: &String| Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider);
     match node_credentials(settings, repository).await {
@@ -155,8 +150,7 @@ async fn node_credential(settings: &Settings, repository: &str) -> (Option<Crede
     }
 }
 
-/// The first credential of the node for each host other than the registry. A failed source becomes a step of the host,
-/// unless the same failure was already added.
+/// The first credential for each host other than the registry. Each new failure of a source is added as a step.
 async fn host_credentials(
     settings: &Settings,
     reference: &Reference,
@@ -190,7 +184,7 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
             return Ok((disk.mountpoint.into(), (disk.capacity > 0).then_some(ByteSize(disk.available))));
         }
         Ok(Target::Here(found)) => found,
-        // A diagnosis works without a daemon.
+        // Without a target, the diagnosis uses the configuration.
         Err(_) => settings,
     };
     let directory = match &settings.images.backend {
@@ -215,7 +209,7 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
     Ok((directory, Some(disk.available)))
 }
 
-/// Whether a disk has space for at least the compressed layers.
+/// Checks that the disk has space for at least the compressed layers.
 fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, Failure> {
     let shown = directory.display();
     let Some(available) = available else {
@@ -254,9 +248,8 @@ impl DiagnosisStep {
     }
 }
 
-/// The step that decides, and whether it is the first failed step. It is the first failed step, with one exception: if
-/// no host serves the image and the first failure is a host's, it is the failed step of the last host that answered. An
-/// unreachable host proves nothing about the image.
+/// The decisive step, and whether it is the first failed step. If a host failed first and no host serves the image, the
+/// failed step of the last host that answered is decisive, because an unreachable host proves nothing about the image.
 fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bool)> {
     let first = steps.iter().find(|step| !step.ok)?;
     let has_answered = |step: &&DiagnosisStep| {

@@ -36,7 +36,7 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Limit of images that one command requests concurrently. The node has its own limits.
+/// Maximum number of concurrent requests of one command. The node has separate limits.
 const REQUESTS_AT_ONCE: usize = 4;
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
@@ -58,7 +58,7 @@ pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Ve
     arguments.images.iter().map(request).collect()
 }
 
-/// The text of a manifest from a file or from stdin.
+/// Reads a manifest from a file, or from stdin if the path is `-`.
 pub(super) fn read_manifest(path: &Path, length_max: usize) -> Result<String, Failure> {
     let no_text = || Failure::new("Failed", format!("`{}` is neither UTF-8 nor UTF-16", path.display()));
     decode(read_bytes(path, length_max)?).ok_or_else(no_text)
@@ -103,7 +103,7 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
     secret_of(|text| std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', text))
 }
 
-/// A secret without the line end that editors and tools append.
+/// Reads a secret, without the line end that editors and tools append.
 fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::io::Result<Secret> {
     let mut text = zeroize::Zeroizing::new(Vec::new());
     read(&mut text)?;
@@ -138,7 +138,7 @@ pub(super) async fn run(
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// Returns the image, the images removed for it (even after a failure), and the outcome.
+/// Returns the requested image, the images removed for it, and the outcome. A failed pull may also have removed images.
 async fn pull(
     node: &Node,
     request: PullRequest,

@@ -95,7 +95,7 @@ pub(crate) async fn log_out(
     })?)
 }
 
-/// The docker configuration that a command's pull reads.
+/// The docker configuration that a pull in this process reads.
 fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     let path = settings.docker_config_of_command().ok_or_else(|| {
         Failure::new("InvalidArgument", "no docker configuration is known to keep the login in")
@@ -104,7 +104,7 @@ fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
 }
 
-/// Reads in a separate thread, which may block until the process ends.
+/// Reads in a separate thread. The thread may block until the process ends.
 async fn from_stdin(
     read: impl FnOnce(&mut dyn BufRead, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
 ) -> Result<Secret, Failure> {
@@ -148,7 +148,7 @@ impl HiddenInput {
 
 impl Drop for HiddenInput {
     fn drop(&mut self) {
-        // Fails if the terminal is gone; then nothing has to be restored.
+        // The call fails if the terminal has been closed. Then there is nothing to restore.
         let _ = tcsetattr(std::io::stdin(), OptionalActions::Now, &self.0);
     }
 }
