@@ -10,13 +10,13 @@ use serde_json::{Value, json};
 use tar::{Builder, EntryType, Header};
 
 pub(crate) struct ProgramImage {
-    /// Statically linked, because the image has no C library.
+    /// The program must be statically linked, because the image has no C library.
     pub(crate) program: PathBuf,
     /// The certificate authorities for registries, as one PEM file.
     pub(crate) authorities: PathBuf,
     pub(crate) name: String,
     pub(crate) version: String,
-    /// In OCI's form, such as `amd64`.
+    /// OCI's name of the architecture, such as `amd64`.
     pub(crate) architecture: String,
     /// The time of every file, in seconds since 1970.
     pub(crate) created: u64,
@@ -76,7 +76,6 @@ impl ProgramImage {
         Ok(tar.tar.into_inner()?)
     }
 
-    /// The only layer: the program, the authorities, and an empty `/tmp`.
     fn layer(&self) -> Result<Vec<u8>> {
         let read = |path: &PathBuf| fs::read(path).with_context(|| format!("cannot read `{}`", path.display()));
         let mut tar = Archive::new(self.created);

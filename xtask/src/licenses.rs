@@ -14,7 +14,7 @@ use serde_json::Value;
 /// The prefixes of the names of licence and notice files, in upper case.
 const NAMES: [&str; 5] = ["LICENSE", "LICENCE", "COPYING", "COPYRIGHT", "NOTICE"];
 
-/// The texts of all crates in the program for `target`. Each text appears once, below the crates that have it.
+/// The texts of all crates in the program for `target`. A text of several crates appears once, below their names.
 pub(crate) fn text(target: &str) -> Result<String> {
     let crates = linked_crates(target)?;
     let mut by_text: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -89,8 +89,7 @@ fn array(value: &Value) -> &[Value] {
     value.as_array().map_or(&[], Vec::as_slice)
 }
 
-/// The licence and notice files of a crate: in its top folder and in the folders directly below, such as a bundled C
-/// library.
+/// The licence and notice files in a crate's folder and one level below, for example of a bundled C library.
 fn files(folder: &Path) -> Result<BTreeSet<PathBuf>> {
     let mut found = BTreeSet::new();
     let mut folders = entries(folder)?;
