@@ -1,8 +1,8 @@
 //! Confines the threads that read layers by Landlock: the thread that writes a layer can open files in its folder only.
 //!
-//! Landlock restricts a thread and its children for ever, so this work runs on separate threads. Other files that such
-//! a thread uses (the layer's list, the queue) are opened before. If the kernel has no Landlock, unpacking logs that
-//! and continues unconfined. If the kernel has Landlock, a thread that cannot be confined does not start.
+//! Landlock restricts a thread for ever, so each layer gets a new thread. Other files that the thread uses (the layer's
+//! list, the queue) are opened before. Without Landlock in the kernel, unpacking logs that and continues unconfined.
+//! With Landlock, a thread that cannot be confined does not start its work.
 
 use std::{fmt, io, os::fd::BorrowedFd, thread};
 
@@ -15,19 +15,18 @@ const RIGHTS: ABI = ABI::V5;
 /// Before this version, Landlock denies every link and rename between folders.
 const REFER_SINCE: i32 = 2;
 
-/// A folder that a confined thread can access.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AllowedFolder<'a> {
     Full(BorrowedFd<'a>),
-    /// The thread can open files for reading only. Landlock has no right for metadata: the unpacker sets it anew.
+    /// The thread can only read files. Landlock has no right for metadata: the unpacker sets the metadata again.
     ReadOnly(BorrowedFd<'a>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
-    /// Confined, with this Landlock ABI version.
+    /// The version of the Landlock ABI.
     Landlock(i32),
-    /// Not confined, with the reason.
+    /// Why the thread is not confined.
     Absent(String),
 }
 
@@ -64,7 +63,7 @@ impl Confinement {
         }
     }
 
-    /// Runs `work` on a thread that can access only files below these folders, or no file at all, and waits for it.
+    /// Runs `work` on a new thread that can access only files below `folders`, and waits for its end.
     pub(crate) fn run<T: Send>(&self, folders: &[AllowedFolder<'_>], work: impl FnOnce() -> T + Send) -> io::Result<T> {
         thread::scope(|scope| {
             let thread = thread::Builder::new().name("layer".into()).spawn_scoped(scope, || {

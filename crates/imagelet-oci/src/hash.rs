@@ -25,7 +25,6 @@ impl Hash {
         hash.finish()
     }
 
-    /// Whether the bytes have the digest, by the digest's algorithm.
     pub(crate) fn matches(wanted: &Digest, bytes: &[u8]) -> bool {
         Self::digest(wanted.algorithm(), bytes) == *wanted
     }

@@ -1,8 +1,7 @@
 //! The metadata of folders for which a layer has no entry.
 //!
-//! A layer may contain `etc/app/conf` without an entry for `etc/app`. An unpack of this layer creates a plain folder,
-//! and overlayfs would show the plain folder's mode and owner. The correct metadata is in the uppermost lower layer
-//! that has an entry for the folder.
+//! A layer may have `etc/app/conf` but no entry for `etc/app`. The unpacker then creates a plain folder, and overlayfs
+//! would show its mode and owner. The correct metadata is in the next lower layer with an entry for the folder.
 
 use std::{collections::HashSet, io, path::Path};
 
@@ -17,7 +16,7 @@ use rustix::{
 
 /// The kernel's limit of an attribute value.
 const XATTR_SIZE_MAX: usize = 64 * 1024;
-/// Attributes that overlayfs writes on a directory. They must not be copied.
+/// The attributes that overlayfs writes on a directory start with this prefix. They must not be copied.
 const OVERLAY_PREFIX: &str = "trusted.overlay.";
 
 /// An unpacked layer, with whiteouts in overlay form.
@@ -28,14 +27,13 @@ pub struct LayerFolders {
 }
 
 impl LayerFolders {
-    /// Opens a layer's root folder. `implicit`: the paths, below the root, of folders without an entry.
+    /// `root`: the root folder of a layer. `implicit`: the paths, below the root, of folders without an entry.
     pub fn open(root: &Path, implicit: HashSet<Vec<u8>>) -> io::Result<Self> {
         Ok(Self { tree: open_folder(root)?, implicit })
     }
 }
 
-/// The folder whose metadata the merged view shows at `path`; `layers` start with the topmost. `None`: the merged view
-/// has no such folder.
+/// The folder whose metadata applies at `path` in the merged view. `None`: there is no folder. `layers`: topmost first.
 pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     let mut fallback = None;
     for layer in layers {
@@ -52,9 +50,8 @@ pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Opti
     Ok(fallback)
 }
 
-/// Walks one layer by component and follows no symlink. The flag is true if the layer has a whiteout or a file at the
-/// path, or an opaque directory above it. An opaque directory hides the content of lower directories, but not their
-/// metadata.
+/// Finds a folder of one layer without following symlinks. The flag: the layer hides lower layers, by a whiteout or a
+/// file on the path, or by an opaque directory above the folder. Such a directory hides no lower metadata.
 fn find(tree: &OwnedFd, path: &[u8]) -> io::Result<(Option<OwnedFd>, bool)> {
     let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
     let mut is_alone = false;
@@ -79,7 +76,7 @@ fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Copies mode, owner, times and attributes from one folder to another.
+/// Copies mode, owner, times and attributes, except the attributes of overlayfs.
 pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let stat: Stat = fstat(from)?;
     let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));

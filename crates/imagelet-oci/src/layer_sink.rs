@@ -16,7 +16,6 @@ use crate::registry::ImageDocument;
 pub struct ImportError {
     pub stage: ImportStage,
     pub cause: RuntimeError,
-    /// The manifest is an artifact's.
     pub is_artifact: bool,
 }
 
@@ -38,46 +37,41 @@ impl ImportStage {
     }
 }
 
-/// A runtime's own stores, as the target of a pull.
+/// The stores of a runtime, as the target of a pull.
 #[async_trait]
 pub trait LayerSink: Send + Sync + fmt::Debug {
-    /// Starts an import. From now on the runtime removes neither the imported layers nor the image's layers that it
-    /// already has.
+    /// Starts an import. From then on, the runtime removes no layer of the image.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
 
-    /// Checks that a pod can mount an artifact that was imported.
+    /// Checks that a pod can mount an imported artifact.
     fn check_mounts_artifacts(&self) -> Result<(), RuntimeError>;
 
-    /// The digests of the manifest and of the only layer of the image with this name. `None`: there is no such image.
+    /// The digests of the manifest and of the only layer of an image. `None`: no image has this name.
     async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError>;
 }
 
-/// A running import. A drop before [`LayerImport::finish`] cancels it in the background.
+/// A running import. Dropping it before [`LayerImport::finish`] cancels the import in the background.
 #[async_trait]
 pub trait LayerImport: Send + Sync + fmt::Debug {
-    /// How many layers, counted from the base, the runtime already has.
+    /// The number of layers, counted from the base, that the runtime already has.
     fn present(&self) -> usize;
 
-    /// Whether the runtime now has layer `index` on top of all layers below it, for example from a parallel import.
+    /// Whether the runtime has layer `index` and all layers below it. A parallel import may have added them.
     async fn holds(&self, index: usize) -> Result<bool, RuntimeError>;
 
-    /// Moves an unpacked layer into the runtime. Layers may arrive in any order and in parallel: a layer waits for the
-    /// layers below it. The folder of `tree` is empty or removed afterwards.
-    ///
-    /// # Errors
-    /// If the runtime or the disk fails; the import cannot continue.
+    /// Moves an unpacked layer into the runtime, after the layers below it. Calls may be parallel and in any order.
+    /// Afterwards the folder of `tree` is empty or removed. After an error, the import cannot continue.
     async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError>;
 
-    /// Records the image: documents, image records, then a check that the runtime lists the image. The caller has
-    /// synced the layers. `finish` completes even if its future is dropped: a record written after the runtime released
-    /// the layers would have no content.
+    /// Writes the documents and the image records, then checks that the runtime lists the image. The caller has synced
+    /// the layers. `finish` completes even if its future is dropped: an image record must not outlive its layers.
     async fn finish(&self) -> Result<ImageId, ImportError>;
 
-    /// Cancels the import and returns once the runtime has released its resources.
+    /// Cancels the import. Returns after the runtime has released its resources.
     async fn abandon(&self);
 }
 
-/// The result of moving a layer.
+/// The result of [`LayerImport::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     Committed,
@@ -85,12 +79,11 @@ pub enum Taken {
     BaseGone,
 }
 
-/// An image as the registry describes it, or as it is made of an artifact. Every document is verified against its
-/// digest.
+/// An image of a registry, or an image made of an artifact. Each document is verified against its digest.
 #[derive(Debug)]
 pub struct ImportedImage {
     pub reference: Reference,
-    /// The names of the image records, besides the id: by tag, unless the pull is by digest, then by digest.
+    /// The names of the image records, besides the id: by digest if the pull is by digest, else by tag.
     pub names: Vec<String>,
     /// The artifact that the image is made of.
     pub artifact: Option<Artifact>,
@@ -99,14 +92,14 @@ pub struct ImportedImage {
     /// The manifest for the platform; equal to `root` if `root` is no index.
     pub manifest: ImageDocument,
     pub config: ImageDocument,
-    /// The layers, lowest first.
+    /// Lowest first.
     pub layers: Vec<ImportedLayer>,
     /// Digests of all manifests in the index, in its order; empty if `root` is no index.
     pub index_entries: Vec<Digest>,
 }
 
 impl ImportedImage {
-    /// The chain id of each layer, lowest first.
+    /// Lowest first.
     pub fn chains(&self) -> Vec<Digest> {
         chain_ids(self.layers.iter().map(|layer| &layer.diff_id))
     }
@@ -125,8 +118,8 @@ pub struct ImportedLayer {
 #[derive(Debug)]
 pub struct StagedTree {
     pub folder: PathBuf,
-    /// Folders without an entry in the archive, as raw bytes below the root, parents first. A lower layer may have
-    /// their metadata. Empty bytes mean the root.
+    /// Folders without an entry in the archive: raw paths below the root, parents first; empty bytes are the root. A
+    /// lower layer may have their metadata.
     pub implicit: Vec<Vec<u8>>,
     /// The compressed blob, if blobs are kept.
     pub blob: Option<PathBuf>,

@@ -9,35 +9,35 @@ use std::{
 
 use imagelet_core::image::{ByteSize, counted};
 
-/// With fewer cores the network and the disk still have to overlap.
+/// Even with fewer cores, the network and the disk work in parallel.
 const LAYERS_MIN: usize = 4;
 const LAYERS_MAX: usize = 16;
-/// A layer on its way needs a quarter of this; the rest is for the bytes read ahead and the files of the page cache.
+/// A layer in flight needs a quarter of this. Read-ahead bytes and the page cache need the rest.
 const MEMORY_PER_LAYER: u64 = 32 << 20;
 const CONNECTIONS_PER_LAYER: usize = 3;
-/// With the first connections of the layers, about as many as one host gets by default.
+/// With the first connection of each layer, this is about the default limit of one host.
 const CONNECTIONS_MAX: usize = 24;
 const READ_AHEAD_PER_CONNECTION: usize = 1 << 20;
 
-/// What this process may use.
+/// The resources that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     pub cores: usize,
-    /// Bytes: the machine's, or less by the limits of the control group.
+    /// Bytes of RAM: of the machine, or less by the limits of the control group.
     pub memory: u64,
 }
 
-/// Bounds of what all blobs together fetch.
+/// Limits of the fetches of all blobs together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchSizes {
-    /// Connections without the first connection of each blob.
+    /// Connections beyond the first connection of each blob.
     pub extra_connections: usize,
     /// Bytes that may be read ahead.
     pub read_ahead: usize,
 }
 
 impl FetchSizes {
-    /// The sizes for as many layers as the machine has on their way by default.
+    /// The limits for [`Machine::layers_in_flight`].
     pub fn of(machine: Machine) -> Self {
         let extra_connections = (CONNECTIONS_PER_LAYER * machine.layers_in_flight()).min(CONNECTIONS_MAX);
         Self { extra_connections, read_ahead: extra_connections * READ_AHEAD_PER_CONNECTION }
@@ -45,14 +45,13 @@ impl FetchSizes {
 }
 
 impl Machine {
-    /// How many layers of an image are fetched and unpacked at once: one for each core, at least 4 and at most 16, and
-    /// fewer where memory is scarce.
+    /// The layers of an image that are fetched and unpacked at once: one per core, 4 to 16, fewer if memory is scarce.
     pub fn layers_in_flight(self) -> usize {
         let by_memory = usize::try_from(self.memory / MEMORY_PER_LAYER).unwrap_or(LAYERS_MAX).max(1);
         self.cores.clamp(LAYERS_MIN, LAYERS_MAX).min(by_memory)
     }
 
-    /// Reads the limits of this process. What cannot be read is no limit.
+    /// Reads the limits of this process. An unreadable limit is ignored.
     pub fn here() -> Self {
         let total = rustix::system::sysinfo();
         let total = (total.totalram as u64).saturating_mul(u64::from(total.mem_unit));
@@ -65,7 +64,7 @@ impl Machine {
     }
 }
 
-/// The lowest memory limit of the control groups of a process, by its `/proc/PID/cgroup` (cgroups(7)), of both versions.
+/// The lowest memory limit of the control groups, version 1 or 2, in the text of `/proc/PID/cgroup` (cgroups(7)).
 fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     let found = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -83,7 +82,7 @@ fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     found.min()
 }
 
-/// `None`: the file is absent, or says `max`.
+/// `None`: the file is absent, or contains `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

@@ -1,11 +1,10 @@
 //! Overlay file systems: mounts them detached, and probes whether they are in use.
 //!
-//! One procedure serves every kernel from 5.10 on. An overlay's options have to fit in one page, so layers are named by
-//! short links (`0:1:2`) relative to the working folder. A thread with a separate working folder and mount namespace
-//! mounts the overlay there by mount(2) and returns a detached clone. `lowerdir+` needs no links, but needs Linux 6.8.
-//! If the root is no mount point, as in a plain chroot, the kernel gives no such namespace; then fsconfig(2) makes the
-//! overlay, for fewer layers. If the thread fails, its namespace ends and removes everything; no other mount table
-//! contains the overlay.
+//! The procedure works on every kernel from 5.10 on. The options of an overlay have to fit in one page, so short links
+//! (`0:1:2`) in the working folder name the layers. `lowerdir+` needs no links, but needs Linux 6.8. A thread with a
+//! separate working folder and mount namespace mounts the overlay with mount(2) and returns a detached clone. The end
+//! of the namespace removes the mount, and no other mount table contains it. If the root is no mount point, as in a
+//! plain chroot, the namespace is not private. Then fsconfig(2) makes the overlay, for fewer layers.
 
 use std::{
     ffi::CString,
@@ -40,8 +39,8 @@ const WORK: &str = "work";
 pub(crate) struct OverlayFolder(pub(crate) PathBuf);
 
 impl OverlayFolder {
-    /// Creates the folder, with links to `layers`, topmost first. Without layers, the overlay has one empty lower
-    /// folder. The caller creates `upper/` afterwards.
+    /// Creates the folder with links to `layers`, topmost first. Without layers, one empty folder replaces the links.
+    /// The caller creates `upper/` afterwards.
     pub(crate) fn create(&self, layers: &[PathBuf]) -> io::Result<()> {
         fs::create_dir(&self.0)?;
         fs::create_dir(self.0.join(WORK))?;
@@ -59,7 +58,7 @@ impl OverlayFolder {
         self.0.join(UPPER)
     }
 
-    /// Mounts the overlay of `layers` layers, detached. The overlay ends when the descriptor is closed.
+    /// Mounts the overlay detached. `layers`: the number of layers. The mount ends when the descriptor is closed.
     pub(crate) fn mount_detached(&self, layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
         let options = CString::new(options(layers)).map_err(|_| io::ErrorKind::InvalidInput)?;
         let made = thread::scope(|scope| {
@@ -79,18 +78,16 @@ impl OverlayFolder {
         made.unwrap_or_else(|_| Err(io::Error::other("the thread that mounts ended early")))
     }
 
-    /// Whether an overlay over this folder is alive: in another mount namespace, under another path, or without a path
-    /// because a process still has open files in it.
-    ///
-    /// The kernel rejects a second overlay with `index=on` over an upper folder in use. So a detached overlay is
-    /// mounted and dropped at once. If this mount fails for another reason, its error is returned.
+    /// Whether an overlay uses this folder: in another mount namespace, under another path, or only by open files. The
+    /// kernel rejects a second overlay with `index=on` over an upper folder in use. So the probe mounts such an
+    /// overlay, detached, and drops it at once. An error of another kind is returned.
     pub(crate) fn is_in_use(&self) -> io::Result<bool> {
-        // Two concurrent probes would each find the other's mount.
+        // Each of two parallel probes would find the mount of the other.
         static PROBE: Mutex<()> = Mutex::new(());
         let _alone = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&self.0, flags, Mode::empty())?;
-        // Short, and without characters that have a meaning in mount options.
+        // A short path without characters that are special in mount options.
         let place = |name: &str| format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_flag(&context, "ro")?;
@@ -118,9 +115,8 @@ fn lower_folders(layers: usize) -> String {
     (0..layers.max(1)).map(|at| at.to_string()).collect::<Vec<_>>().join(":")
 }
 
-/// Moves the calling thread to a new mount namespace with a separate working folder. Mounts in it are invisible
-/// outside; unmounts outside propagate into it. `false`: the root is no mount point, as in a plain chroot, so that
-/// mounts in the namespace may be visible outside.
+/// Gives the calling thread a new mount namespace and working folder. Mounts in it are invisible outside; unmounts
+/// outside propagate into it. `false`: the root is no mount point, so mounts in the namespace may be visible outside.
 fn own_namespace() -> io::Result<bool> {
     #[expect(deprecated, reason = "the successor is unsafe, for descriptors that stay with a thread; these do not")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
@@ -134,8 +130,7 @@ fn own_namespace() -> io::Result<bool> {
 /// The kernel's limit of one fsconfig(2) value, with its final NUL.
 const CONTEXT_VALUE_MAX: usize = 256;
 
-/// Mounts an overlay detached and without a namespace, from the working folder `lower/`. The root need not be a mount
-/// point. Fewer layers fit than with mount(2).
+/// Mounts an overlay detached, from the working folder `lower/`, without a namespace, for fewer layers than mount(2).
 fn mount_by_context(layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
     let lower = lower_folders(layers);
     if lower.len() >= CONTEXT_VALUE_MAX {

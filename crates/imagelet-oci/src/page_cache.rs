@@ -4,31 +4,28 @@ use std::{fs::File, num::NonZeroU64, ops::Range};
 
 use rustix::fs::{Advice, fadvise};
 
-/// The kernel starts to write a file to the disk each time after this many bytes.
+/// The write-back of a growing file starts each time after this many new bytes.
 const WRITE_BACK_PERIOD: u64 = 4 << 20;
-/// From this size on, the earlier pages of a blob leave the page cache once the disk has them.
+/// From this size on, the earlier pages of a blob are dropped from the page cache after their write-back.
 const UNCACHED_MIN: u64 = 256 << 20;
-/// So many of the newest bytes of a layer's file stay in the page cache: the early syncs have written the others.
+/// The newest bytes of a layer's file that stay in the page cache. The early syncs have written the earlier bytes.
 const CACHED_MAX: u64 = 256 << 20;
 const DROP_PERIOD: u64 = 16 << 20;
 const PAGE: u64 = 4 << 10;
 
-/// Starts to write the newest bytes of a growing file to the disk, and removes earlier ones of a large file from the page
-/// cache. `written_back`: where the last call ended. Returns where this one ends.
+/// Starts the write-back of the new bytes of a growing file, and drops the earlier pages of a large file from the page
+/// cache. Returns the offset that the next call takes as `written_back`.
 pub(crate) fn write_back(file: &File, written_back: u64, length: u64) -> u64 {
     let Some(range) = due(written_back, length) else { return written_back };
     if let Some(size) = NonZeroU64::new(range.end - range.start) {
-        // The kernel cannot drop a dirty page, and starts to write it. Only a hint: the sync reports errors.
+        // The kernel cannot drop a dirty page, but starts its write-back. Errors are ignored: the sync reports them.
         let _ = fadvise(file, range.start, Some(size), Advice::DontNeed);
     }
     range.end
 }
 
-/// Removes the earlier bytes of a growing file from the page cache. `dropped`: where the last call ended. Returns where
-/// this one ends.
-///
-/// Starts no write-back of its own as long as the early syncs keep up: in the thread that unpacks, it cost a large pull a
-/// twentieth of its time.
+/// Drops the earlier pages of a growing file from the page cache. Returns the offset that the next call takes as
+/// `dropped`. No write-back starts while the early syncs keep up: in the unpacking thread, it cost 5 % of a large pull.
 pub(crate) fn drop_written(file: &File, dropped: u64, length: u64) -> u64 {
     let Some(range) = droppable(dropped, length) else { return dropped };
     let _ = fadvise(file, range.start, NonZeroU64::new(range.end - range.start), Advice::DontNeed);
@@ -41,13 +38,13 @@ fn droppable(dropped: u64, length: u64) -> Option<Range<u64>> {
     (end.saturating_sub(dropped) >= DROP_PERIOD).then_some(dropped..end)
 }
 
-/// The bytes that the kernel should write, or drop where it has written them.
+/// The bytes to write back, and to drop if they are written back.
 fn due(written_back: u64, length: u64) -> Option<Range<u64>> {
     let end = length - length % PAGE;
     if end.saturating_sub(written_back) < WRITE_BACK_PERIOD {
         return None;
     }
-    // What the last calls have started to write is on the disk by now.
+    // The write-back of the last calls is complete by now, so their bytes can be dropped.
     let start = if length >= UNCACHED_MIN { written_back.saturating_sub(4 * WRITE_BACK_PERIOD) } else { written_back };
     Some(start..end)
 }

@@ -8,15 +8,12 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// From this limit of open files on, the bounds apply unscaled.
+/// With this limit of open files or more, bounds are not scaled.
 const FILES_FULL: usize = 1024;
-/// Descriptors that are not for pulls: half of 256. The listeners of a daemon use most of them.
+/// Descriptors that are not for pulls. The listeners of a daemon use most of them.
 const FILES_RESERVED: usize = 128;
 
-/// Scales a bound by the limit of open files of this process.
-///
-/// The bounds are made for [`FILES_FULL`] descriptors. With fewer descriptors, each bound is scaled down in proportion,
-/// and work beyond it waits.
+/// Scales a bound in proportion, if this process may open fewer than [`FILES_FULL`] files. Work beyond the bound waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DescriptorShare {
     available: usize,
@@ -27,14 +24,13 @@ impl DescriptorShare {
         Self { available: files_max.clamp(FILES_RESERVED, FILES_FULL) - FILES_RESERVED }
     }
 
-    /// At least one, so that work proceeds at any limit.
+    /// At least one, so that work proceeds at any limit of open files.
     pub(crate) fn of(self, bound: usize) -> usize {
         (bound * self.available / (FILES_FULL - FILES_RESERVED)).max(1)
     }
 }
 
 impl Default for DescriptorShare {
-    /// The share by this process's limit.
     fn default() -> Self {
         let limit = getrlimit(Resource::Nofile).current;
         Self::of_limit(limit.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX))
@@ -82,7 +78,7 @@ where
     attempt().await
 }
 
-/// Retries while no descriptors are free. Blocks the thread.
+/// Retries while no descriptor is free. Blocks the thread.
 pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for wait in waits() {
         match attempt() {

@@ -1,6 +1,4 @@
 //! Admission: whether the store's file system has space for a pull, decided before its first layer byte.
-//!
-//! A manifest has only compressed sizes. So every amount here has two numbers: the estimate, and the certain minimum.
 
 mod refusal_message;
 mod reservations;
@@ -15,29 +13,29 @@ pub(crate) use self::{
 use self::reservations::GRANT_MIN;
 use crate::manifest::Compression;
 
-/// A pull reserves space in steps: its writes of the next minute, and at least 64 MiB.
+/// A pull reserves space in steps: the bytes that it writes in one minute, and at least 64 MiB.
 const STEP_SECONDS: u64 = 60;
 const STEP_MIN: u64 = 64 << 20;
-/// After this many compressed bytes, the layer's own ratio replaces the estimate.
+/// From this many compressed bytes on, the measured ratio of the layer replaces the assumed ratio.
 const MEASURED_MIN: u64 = 4 << 20;
-/// The least free space that is shared with a pull: more than the bytes that wait in the queues of a layer.
+/// A pull gets a part of the free space only if at least this much is free. The queues of a layer hold fewer bytes.
 const PART_MIN: u64 = 4 << 20;
 
-/// The condition on which a pull is rejected for lack of space.
+/// When a pull is rejected for lack of space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
-    /// The estimated unpacked size does not fit.
+    /// If the estimated unpacked size does not fit.
     Strict,
-    /// Not even the compressed size fits. If only the estimate does not fit, the pull requests space, waits for other
+    /// If the compressed size does not fit. If only the estimate does not fit, the pull requests space, waits for other
     /// pulls, and then proceeds.
     #[default]
     Compressed,
-    /// Never: writes fail if the disk is full.
+    /// Never. Writes fail when the disk is full.
     Off,
 }
 
-/// Bytes and inodes, each as an estimate and as a certain minimum (`_min`).
+/// Bytes and inodes, each as an estimate and as a certain minimum (`_min`): a manifest has only compressed sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -66,15 +64,14 @@ impl Amount {
         self.each(other, u64::saturating_add)
     }
 
-    /// The space that a pull needs next: one minute of writes at `rate` bytes a second, and at least 64 MiB.
+    /// The next step of a pull that writes `rate` bytes per second.
     #[must_use]
     pub(crate) fn step(self, rate: u64) -> Self {
         let bytes = rate.saturating_mul(STEP_SECONDS).max(STEP_MIN);
         self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
     }
 
-    /// For an amount of missing space: whether even the minimum is missing. If only the estimate is missing, the pull
-    /// is not rejected.
+    /// For missing space: whether the minimum is missing. The pull is not rejected if only the estimate is missing.
     pub(crate) fn is_refusal(&self) -> bool {
         self.bytes_min > 0 || self.inodes_min > 0
     }
@@ -89,16 +86,16 @@ impl Amount {
     }
 }
 
-/// The space that each layer uses in addition to its files: records, file list, folders.
+/// The space that each layer needs in addition to its files: records, file list, folders.
 const LAYER_BYTES: u64 = 64 << 10;
 const LAYER_BYTES_MIN: u64 = 16 << 10;
 const LAYER_INODES: u64 = 6;
-/// An artifact's file, and the folders of its path.
+/// The inodes of an artifact's file and of the folders in its path.
 const FILE_INODES: u64 = 16;
 const MARGIN_DIVISOR: u64 = 20;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// The assumed ratio, rather high: unpacked to compressed bytes in thousandths, and inodes per compressed MiB.
+/// Assumed ratios, rather too high: unpacked bytes per 1000 compressed bytes, and inodes per compressed MiB.
 fn assumed(compression: Compression) -> (u64, u64) {
     match compression {
         Compression::None => (1_500, 48),
@@ -108,8 +105,7 @@ fn assumed(compression: Compression) -> (u64, u64) {
     }
 }
 
-/// Estimates the space of a layer with `packed` compressed bytes, and of its blob if blobs are kept. A stored file is its
-/// own blob, and its size is known.
+/// The estimate for a layer of `packed` compressed bytes, plus the blob if it is kept. A stored file is its own blob.
 pub(crate) fn expected(compression: Compression, packed: u64, keeps_blob: bool) -> Amount {
     let (thousandths, per_mebibyte) = assumed(compression);
     let is_stored = compression == Compression::Stored;
@@ -128,24 +124,22 @@ fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
     u64::try_from(product.div_ceil(u128::from(divisor))).unwrap_or(u64::MAX)
 }
 
-/// The progress of a layer that is being fetched, in bytes.
+/// The progress of a layer, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerBytes {
     pub(crate) packed: u64,
-    /// The part of the compressed bytes that is read.
+    /// Compressed bytes that the unpacker has read.
     pub(crate) read: u64,
     pub(crate) written: u64,
-    /// The compressed bytes are kept, too.
     pub(crate) keeps_blob: bool,
 }
 
 impl LayerBytes {
-    /// The compressed bytes that are not read yet.
     pub(crate) fn unread(self) -> u64 {
         self.packed.saturating_sub(self.read)
     }
 
-    /// The bytes that are kept of them.
+    /// The part of a kept blob that is not written yet.
     pub(crate) fn blob(self) -> u64 {
         if self.keeps_blob { self.unread() } else { 0 }
     }
@@ -155,7 +149,7 @@ impl LayerBytes {
     }
 }
 
-/// The space that the layer still needs. From [`MEASURED_MIN`] on, the layer's own ratio replaces the estimate.
+/// The space that the layer still needs.
 pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
     let LayerBytes { read, written, .. } = layer;
     if !layer.is_measured() {
@@ -166,15 +160,15 @@ pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
     amount.with_bytes(u64::try_from(unpacked).unwrap_or(u64::MAX), packed)
 }
 
-/// The absent layers that no other pull fetches.
+/// The needs of a pull: its absent layers, without the layers that another pull fetches.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
-    /// The estimate comes from the pull's own ratio.
+    /// The estimate uses the measured ratio of the pull.
     pub(crate) is_measured: bool,
-    /// The part of the amount that is for blobs, which are kept.
+    /// The part of `amount` for blobs that are kept, in bytes.
     pub(crate) blobs: u64,
 }
 
@@ -186,19 +180,19 @@ pub(crate) struct Space {
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
-    /// The part of `reserved` that belongs to other tenants.
+    /// The part of `reserved` for other tenants.
     pub(crate) others: Amount,
     pub(crate) pulls: usize,
 }
 
 impl Space {
-    /// Space without reservations. Each pair is the free amount and the amount that must stay free.
+    /// Without reservations. Each pair is the free amount, and the amount that must stay free.
     pub(crate) fn new((free_bytes, bytes_floor): (u64, u64), (free_inodes, inodes_floor): (Option<u64>, u64)) -> Self {
         let (reserved, others) = (Amount::default(), Amount::default());
         Self { free_bytes, free_inodes, bytes_floor, inodes_floor, reserved, others, pulls: 0 }
     }
 
-    /// The most that one tenant reserves against other tenants: half of the free space.
+    /// The reservations of one tenant count for other tenants only up to this limit: half of the free space.
     pub(crate) fn share_max(&self) -> Amount {
         let bytes = self.free_bytes.saturating_sub(self.bytes_floor) / 2;
         let inodes = self.free_inodes.map_or(u64::MAX, |free| free.saturating_sub(self.inodes_floor) / 2);
@@ -211,8 +205,8 @@ impl Space {
     }
 }
 
-/// Compares the demand with the space. Returns the missing space: until the estimate fits, and as the minimum until the
-/// pull is not rejected. `None`: the pull fits.
+/// The missing space; `None`: the pull fits. The estimate is what the pull lacks to fit, and the minimum is what it
+/// lacks to be accepted.
 pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Option<Amount> {
     let all = demand.amount.plus(space.reserved);
     let least = if admission == Admission::Strict { (all.bytes, all.inodes) } else { (all.bytes_min, all.inodes_min) };
@@ -236,14 +230,14 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Op
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Whole,
-    /// The next step: a collection can free space for the later steps.
+    /// The next step. A collection can free space for the later steps.
     Step,
-    /// A part of the step. The total is only an estimate, and the pull's own bytes give a better one.
+    /// A part of the next step. The step is only an estimate, and the ratio of written bytes gives a better estimate.
     Part,
 }
 
-/// Returns the bytes that a pull may write before its next request, or the space that is missing for the whole pull and
-/// for its next step.
+/// The bytes that a pull may write before its next request. `Err`: the space that is missing for the whole pull, and
+/// the space that is missing for its next step.
 pub(crate) fn grant(
     admission: Admission,
     fit: Fit,
@@ -265,9 +259,9 @@ pub(crate) fn grant(
     }
 }
 
-/// What a running pull may write beyond its fitting estimate, as a layer does whose end expands more than its beginning:
-/// half of what is free, up to a step. If hardly anything is free and the pull waits, the space that is missing for a
-/// part: never a reason to reject the pull, which may be at its end.
+/// The bytes that a running pull may write beyond its estimate: half of the free space, up to 64 MiB. The end of a
+/// layer may expand more than its beginning. `Err`: the missing space, if almost nothing is free. The pull is then not
+/// rejected, because it may be almost complete.
 pub(crate) fn more(granted: u64, is_used_up: bool, now: &Space) -> Result<u64, Amount> {
     let usable = now.usable();
     if usable < PART_MIN && (is_used_up || usable < 2 * GRANT_MIN) {
@@ -276,8 +270,8 @@ pub(crate) fn more(granted: u64, is_used_up: bool, now: &Space) -> Result<u64, A
     Ok(granted.max((usable / 2).min(STEP_MIN)))
 }
 
-/// Whether the pull waits until other pulls end: without their estimates, this pull would fit. It waits for pulls of
-/// other tenants only with [`Admission::Strict`].
+/// Whether to wait until other pulls end: without their estimates, this pull fits. The pulls of other tenants count
+/// only with [`Admission::Strict`].
 pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
     let beside = |reserved| decide(admission, demand, &Space { reserved, ..*space });
     let stays = if admission == Admission::Strict { Amount::default() } else { space.others };

@@ -20,12 +20,11 @@ use tokio::{
 use super::{Amount, Demand, LayerBytes, rest};
 use crate::tenant::Tenant;
 
-/// The least that a pull may write before it requests more space.
+/// The smallest grant, in bytes.
 pub(super) const GRANT_MIN: u64 = 1 << 20;
 /// How often a waiting thread checks whether its layer is cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
-/// The running pulls of all tenants.
 #[derive(Default)]
 pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
@@ -45,7 +44,7 @@ struct ReservedPull {
 }
 
 struct ReservedLayer {
-    /// The space of the whole layer.
+    /// The estimate for the whole layer.
     amount: Amount,
     packed: u64,
     keeps_blob: bool,
@@ -59,21 +58,20 @@ struct LayerProgress {
     is_over: AtomicBool,
 }
 
-/// How far a pull may write. The pull stops at that limit until a new grant.
+/// The grant of a pull. At the end of the grant, the pull waits for the next grant.
 struct PullSpace {
     meter: HoldMeter,
     grant: watch::Sender<Grant>,
     wanted: Notify,
 }
 
-/// Limits in bytes that the pull has written since its start, the bytes of restarted layers included.
+/// Positions in the bytes that the pull has written since its start, including the bytes of restarted layers.
 #[derive(Clone, Copy, Debug)]
 struct Grant {
     asks_at: u64,
     ends_at: u64,
 }
 
-/// The space that a pull still needs, and its next step.
 struct PullRest<'a> {
     number: u64,
     pull: &'a ReservedPull,
@@ -83,24 +81,23 @@ struct PullRest<'a> {
 
 pub(crate) struct RunningPull {
     pub(crate) tenant: Arc<Tenant>,
-    /// The layers that are not unpacked yet, with the compressed bytes that are not read yet.
+    /// The layers that are not unpacked yet; `compressed` has only the unread bytes.
     pub(crate) demand: Demand,
     pub(crate) step: Amount,
 }
 
-/// The reservations of all other pulls, from the view of one pull.
+/// The reservations of all pulls except one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OthersReserved {
-    /// The remaining space and the next steps of the pulls of the same tenant.
+    /// Of the pulls of the same tenant: the space that they still need, and their next steps.
     pub(crate) rests: Amount,
     pub(crate) steps: Amount,
     pub(crate) pulls: usize,
-    /// The next steps of the pulls of each other tenant.
+    /// For each other tenant: the next steps of its pulls.
     by_tenant: Vec<Amount>,
 }
 
 impl OthersReserved {
-    /// The reservations of the other tenants, each at most `share_max`.
     pub(crate) fn others(&self, share_max: Amount) -> Amount {
         self.by_tenant.iter().map(|held| held.min(share_max)).fold(Amount::default(), Amount::plus)
     }
@@ -112,7 +109,7 @@ pub(crate) struct OpenReservations<'a> {
 }
 
 impl Reservations {
-    /// Locks the reservations; no other pull reserves meanwhile.
+    /// Locks the reservations: no other pull reserves meanwhile.
     pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
         OpenReservations { reservations: self, table: self.lock() }
     }
@@ -127,8 +124,7 @@ impl Reservations {
 }
 
 impl ReservationTable {
-    /// The remaining space of all pulls. A layer that several pulls share counts for the first pull, and for each pull
-    /// that fetches the layer itself.
+    /// A layer of several pulls counts for the first pull, and for each other pull that has read bytes of it.
     fn rests(&self) -> Vec<PullRest<'_>> {
         let (mut counted, now) = (HashSet::new(), Instant::now());
         let mut rests = Vec::with_capacity(self.pulls.len());
@@ -146,7 +142,7 @@ impl OpenReservations<'_> {
         self.table.rests().into_iter().map(|of| of.step).fold(Amount::default(), Amount::plus)
     }
 
-    /// The reservations of all pulls but `itself`, from the view of a tenant.
+    /// The reservations of all pulls except `itself`, as seen by `tenant`.
     pub(crate) fn seen(&self, tenant: &Arc<Tenant>, itself: Option<u64>) -> OthersReserved {
         let (mut seen, mut others) = (OthersReserved::default(), Vec::<(&Arc<Tenant>, Amount)>::new());
         for PullRest { number, pull, rest, step } in self.table.rests() {
@@ -170,7 +166,6 @@ impl OpenReservations<'_> {
         self.table.pulls.values().any(|pull| pull.layers.contains_key(layer))
     }
 
-    /// Whether a running pull waits for space.
     pub(crate) fn is_used_up(&self, number: u64) -> bool {
         self.table.pulls.get(&number).is_some_and(|pull| pull.space.is_used_up())
     }
@@ -189,7 +184,7 @@ impl OpenReservations<'_> {
         Some(RunningPull { tenant: Arc::clone(&pull.tenant), demand, step })
     }
 
-    /// Reserves the rest of layers for a pull. The pull may write `granted` bytes before it requests more.
+    /// Reserves space for layers. The pull may write `granted` bytes, and requests more after half of them.
     pub(crate) fn reserve(
         mut self,
         tenant: Arc<Tenant>,
@@ -212,7 +207,6 @@ impl OpenReservations<'_> {
         Reservation { reservations: Arc::clone(self.reservations), number, space, layers: progress }
     }
 
-    /// Lets a running pull write `bytes` more.
     pub(crate) fn grant(&self, number: u64, bytes: u64) {
         if let Some(pull) = self.table.pulls.get(&number) {
             pull.space.grant.send_replace(Grant::of(pull.space.meter.bytes(), bytes));
@@ -245,7 +239,7 @@ impl PullSpace {
         Self { meter: HoldMeter::new(Instant::now()), grant, wanted: Notify::new() }
     }
 
-    /// Whether no more space need be requested yet.
+    /// Whether it is too early to request more space.
     fn is_enough(&self) -> bool {
         self.meter.bytes() < self.grant.borrow().asks_at
     }
@@ -254,13 +248,13 @@ impl PullSpace {
         self.meter.bytes() >= self.grant.borrow().ends_at
     }
 
-    /// Waits if the pull has written all that it may.
+    /// Requests more space from `asks_at` on; waits from `ends_at` on.
     async fn wait(&self) {
         if self.is_enough() {
             return;
         }
         let mut grant = self.grant.subscribe();
-        // Other threads may have used up a grant before this one sees it: it asks again.
+        // Other threads may use up a new grant before this thread sees it. Then this thread requests again.
         let may_write = |grant: &Grant| {
             if self.meter.bytes() >= grant.asks_at {
                 self.wanted.notify_one();
@@ -271,7 +265,7 @@ impl PullSpace {
     }
 }
 
-/// A pull's share of the reservations, released on drop. Threads that still write go on then: the floors bound them.
+/// The reservation of one pull, released on drop. After the drop, only the floors bound the threads that still write.
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
     reservations: Arc<Reservations>,
@@ -289,7 +283,7 @@ impl Reservation {
     pub(crate) async fn asks(&self) {
         loop {
             self.space.wanted.notified().await;
-            // Each of its threads asks, and one grant is for all.
+            // Each thread of the pull requests space, but one grant is for all threads.
             if !self.space.is_enough() {
                 return;
             }
@@ -302,7 +296,7 @@ impl Reservation {
         WrittenBytes { layer: layer.unwrap_or_default(), space }
     }
 
-    /// Releases the rest of the estimate once a layer is unpacked.
+    /// Ends the reservation of a layer that is unpacked.
     pub(crate) fn release(&self, layer: &Digest) {
         if let Some(layer) = self.layers.get(layer) {
             layer.is_over.store(true, Ordering::Relaxed);
@@ -317,18 +311,18 @@ impl Drop for Reservation {
             self.reservations.lock().pulls.remove(&self.number);
             self.reservations.returned.notify_waiters();
         }
-        // After the removal: no other grant follows.
+        // This grant follows the removal, so that no other grant replaces it.
         self.space.grant.send_replace(Grant::of(0, u64::MAX));
     }
 }
 
-/// Counts the bytes that a thread writes for a layer, and makes it wait for the space of the next ones. The bytes of a frame
-/// that has arrived may be a thousand times as many.
+/// Counts the bytes that a thread unpacks, and stops the thread when it may write no more. A compressed frame that has
+/// arrived may expand a thousandfold.
 #[derive(Default)]
 pub(crate) struct WriteGate {
     written: WrittenBytes,
     cancelled: Arc<AtomicBool>,
-    /// On which the thread waits; `None`: it does not.
+    /// The runtime of the wait. `None`: the thread does not wait.
     runtime: Option<Handle>,
 }
 
@@ -337,7 +331,7 @@ impl WriteGate {
         Self { written, cancelled, runtime: Handle::try_current().ok() }
     }
 
-    /// Waits if the pull has written all that it may. Ends early when the layer is cancelled.
+    /// Counts the bytes, then waits if the grant is used up. The wait ends early when the layer is cancelled.
     pub(crate) fn add(&self, bytes: u64) {
         self.written.add(bytes);
         let (Some(space), Some(runtime)) = (&self.written.space, &self.runtime) else { return };
@@ -367,19 +361,19 @@ impl WrittenBytes {
         }
     }
 
-    /// Counts packed bytes that are inflated, or that need not be.
+    /// Counts compressed bytes that are inflated, or that need no inflating.
     pub(crate) fn read(&self, bytes: u64) {
         self.layer.read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Waits if the pull has written all that it may.
+    /// Waits if the grant is used up.
     pub(crate) async fn space(&self) {
         if let Some(space) = &self.space {
             space.wait().await;
         }
     }
 
-    /// The layer starts again after the bytes that are on the disk.
+    /// The layer restarts after the bytes that are on the disk: `read` compressed bytes, `written` unpacked bytes.
     pub(crate) fn restart(&self, read: u64, written: u64) {
         self.layer.written.store(written, Ordering::Relaxed);
         self.layer.read.store(read, Ordering::Relaxed);

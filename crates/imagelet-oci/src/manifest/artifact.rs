@@ -1,10 +1,9 @@
-//! Artifacts: manifests whose blobs are files or archives of files, not layers of a file system (OCI image spec 1.1,
-//! KEP-4639).
+//! Artifacts: manifests whose blobs are files or archives of files, not layers (OCI image spec 1.1, KEP-4639).
 //!
 //! A blob is one file, named by `org.opencontainers.image.title`, else by `org.cncf.model.filepath` (`ModelPack`;
-//! formerly `org.cnai.model.filepath`), else by the hex digits of its digest. It is an archive of files if its media
-//! type is one of `ModelPack`'s or `KitOps`' for archives, or if ORAS marked it as a folder (`io.deis.oras.content.unpack`).
-//! All that the manifest tells is checked before any blob is fetched.
+//! formerly `org.cnai.model.filepath`), else by the hex digits of its digest. A blob is an archive of files if its
+//! media type is an archive type of `ModelPack` or `KitOps`, or if ORAS marks it as a folder
+//! (`io.deis.oras.content.unpack`). The manifest is checked before any blob is fetched.
 
 use std::collections::BTreeMap;
 
@@ -17,13 +16,13 @@ use super::{Compression, Descriptor, ImageConfig, LayerKind, Manifest, media, pr
 const PATH_BYTES_MAX: usize = 1024;
 const COMPONENT_BYTES_MAX: usize = 255;
 const DEPTH_MAX: usize = 16;
-/// Limits of the annotations that an image made of an artifact has as labels.
+/// Limits of the annotations that become labels of the image made of an artifact.
 const ANNOTATIONS_MAX: usize = 500;
 const ANNOTATIONS_BYTES_MAX: usize = 64 << 10;
-/// The prefix marks removed files in image layers, so other readers of the layer would not see a file with this name.
+/// In image layers, this prefix marks a removed file. Other readers of the layer would not see a file with this name.
 const WHITEOUT_PREFIX: &str = ".wh.";
 
-/// The annotations of a descriptor that tell how its blob becomes files; others are ignored.
+/// The annotations that decide how a blob becomes files. Other annotations are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct FileAnnotations {
     #[serde(rename = "org.opencontainers.image.title")]
@@ -35,7 +34,7 @@ pub(crate) struct FileAnnotations {
     /// `true`: the blob is a compressed archive of the folder that the title names.
     #[serde(rename = "io.deis.oras.content.unpack")]
     unpack: Option<String>,
-    /// The digest of the archive before its compression.
+    /// The digest of the uncompressed archive.
     #[serde(rename = "io.deis.oras.content.digest")]
     content: Option<String>,
 }
@@ -56,10 +55,10 @@ pub(crate) enum BlobLayout {
     /// The blob is the file with this path.
     File(String),
     Archive {
-        /// All members are in this folder; empty: the artifact's root.
+        /// The folder of all members; empty: the artifact's root.
         folder: String,
         compression: Compression,
-        /// The digest of the archive before its compression, if the manifest names it.
+        /// The digest of the uncompressed archive, if the manifest has it.
         content: Option<Digest>,
     },
 }
@@ -74,7 +73,7 @@ impl BlobLayout {
     }
 }
 
-/// A blob of an artifact, whose path is checked.
+/// A blob of an artifact, with a checked path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArtifactFile<'a> {
     pub(crate) blob: &'a Descriptor,
@@ -90,19 +89,17 @@ impl Manifest {
         (!media::may_be_image_config(&self.config.media_type)).then_some(kind)
     }
 
-    /// Whether the artifact is a WebAssembly module, which shims of containerd run.
+    /// Whether the artifact is a WebAssembly module, which a shim of containerd can run.
     pub(crate) fn is_wasm(&self) -> bool {
         media::media_type_base(&self.config.media_type).starts_with("application/vnd.wasm.config.")
     }
 
-    /// The digest that identifies the image: the configuration's digest. Artifacts often share the configuration `{}`,
-    /// so an artifact is identified by its manifest's digest.
+    /// The image id. For an artifact it is the manifest's digest, because many artifacts share the configuration `{}`.
     pub(crate) fn id<'a>(&'a self, manifest: &'a Digest) -> &'a Digest {
         if self.artifact_kind().is_some() { manifest } else { &self.config.digest }
     }
 
-    /// Reads the configuration. An artifact's configuration is not parsed; its layers are identified by digest and
-    /// path.
+    /// An artifact's configuration is not parsed: its diff-ids are the keys of its files.
     pub(crate) fn read_config(&self, bytes: &[u8]) -> Result<ImageConfig, RuntimeError> {
         if self.artifact_kind().is_none() {
             return ImageConfig::parse(bytes);
@@ -111,12 +108,12 @@ impl Manifest {
         Ok(ImageConfig { diff_ids, ..ImageConfig::default() })
     }
 
-    /// How a layer's blob becomes files; `None`: the manifest is an image.
+    /// `None`: the manifest is an image.
     pub(crate) fn layout(&self, layer: &Descriptor) -> Option<BlobLayout> {
         self.artifact_kind().map(|_| layer.layout())
     }
 
-    /// The expected compression of a layer: the first bytes, which decide, are not fetched yet.
+    /// The expected compression. The first bytes of the layer, which are not fetched yet, decide.
     pub(crate) fn compression(&self, layer: &Descriptor) -> Compression {
         match self.layout(layer) {
             None => layer.layer_compression().unwrap_or(Compression::Stored),
@@ -125,8 +122,7 @@ impl Manifest {
         }
     }
 
-    /// The blobs of an artifact in the order of its layers, after a check of all paths. Names in archives are checked
-    /// when the archives are unpacked.
+    /// The blobs in the order of the layers, with checked paths. The unpacker checks the names in archives.
     pub(crate) fn artifact_files(&self) -> Result<Vec<ArtifactFile<'_>>, RuntimeError> {
         let layouts = self.layers.iter().map(|blob| (blob, blob.layout()));
         let files: Vec<_> =
@@ -137,7 +133,7 @@ impl Manifest {
             let refused =
                 |why| unacceptable(format!("the artifact's file name `{}` of blob `{digest}` {why}", printable(path)));
             check_path(path).map_err(refused)?;
-            // The same blob a second time under the same name is the same file.
+            // The same blob twice under one path is one file.
             if named.insert(path, file).is_some_and(|other| other.key != file.key) {
                 return Err(refused("is that of another blob, too"));
             }
@@ -151,7 +147,7 @@ impl Manifest {
     }
 }
 
-/// The annotations of an artifact's manifest that are texts, by name, up to the limits.
+/// The text annotations of an artifact's manifest by name, up to the limits.
 pub(crate) fn annotations(manifest: &[u8]) -> BTreeMap<String, String> {
     #[derive(Default, Deserialize)]
     struct Annotated {
@@ -191,7 +187,7 @@ impl Descriptor {
                 content: names.and_then(|names| names.content.as_deref()).and_then(|text| text.parse().ok()),
             };
         }
-        // In older artifacts of `ModelPack`, the media type is that of an image's layer.
+        // Older artifacts of `ModelPack` have the media type of an image layer, and the archive type in `artifactType`.
         let mut types = [&self.media_type].into_iter().chain(&self.artifact_type);
         match types.find_map(|kind| media::model_archive(kind)) {
             Some(compression) => BlobLayout::Archive { folder: String::new(), compression, content: None },
@@ -201,8 +197,7 @@ impl Descriptor {
 }
 
 impl BlobLayout {
-    /// The key of a blob's layer. No image layer can have the same key: a diff-id is the digest of a tar file, and a
-    /// tar file cannot start with these words.
+    /// The key of a blob's layer. It never equals a diff-id: no tar file starts with the hashed text.
     fn key(&self, blob: &Digest) -> Digest {
         let kind = match self {
             Self::File(_) => "file",

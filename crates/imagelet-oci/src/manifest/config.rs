@@ -10,10 +10,8 @@ use super::{Bounded, DescriptorPlatform, LAYERS_MAX, check_texts, corrupt, print
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// The fields of an image's configuration that the store needs. All fields but the diff-ids are unverified claims of
-/// the builder.
-///
-/// The other fields (command, environment, labels, volumes) are for the runtime: kept unchanged, not parsed here.
+/// The fields of an image's configuration that the store needs. Only the diff-ids are verified. The fields for the
+/// runtime (command, environment, labels, volumes) are kept unchanged and not parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
     pub(crate) architecture: String,
@@ -66,7 +64,6 @@ impl ImageConfig {
         Ok(config)
     }
 
-    /// The platform in the configuration; empty if it has no architecture.
     pub(super) fn platform(&self) -> DescriptorPlatform {
         let Self { os, architecture, variant, .. } = self.clone();
         DescriptorPlatform { os, architecture, variant }
@@ -76,7 +73,7 @@ impl ImageConfig {
         self.platform().has_system_of(wanted)
     }
 
-    /// Checks that the image runs on a platform. An absent OS means the host's; an absent architecture matches any.
+    /// Checks that the image runs on a platform. An absent OS is the host's OS; an absent architecture matches any.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let own = self.platform();
         if own.rank(wanted).is_some() || own.may_be_for(wanted) {

@@ -5,7 +5,7 @@ pub(crate) enum Compression {
     None,
     Gzip,
     Zstd,
-    /// Not an archive: a file of an artifact, stored unchanged.
+    /// A file of an artifact, stored unchanged, not an archive.
     Stored,
 }
 
@@ -47,8 +47,7 @@ impl LayerKind {
     }
 }
 
-/// The compression of an artifact's archive, by a media type whose specification says that the blob is an archive of
-/// the artifact's files: those of `ModelPack`, also by its earlier name, and of `KitOps`.
+/// The compression of an archive type of `ModelPack`, also by its earlier name, or `KitOps`. `None`: another type.
 pub(super) fn model_archive(media_type: &str) -> Option<Compression> {
     const FAMILIES: [&str; 3] =
         ["application/vnd.cncf.model.", "application/vnd.cnai.model.", "application/vnd.kitops.modelkit."];
@@ -96,7 +95,7 @@ impl DocumentKind {
     }
 }
 
-/// Whether this media type may be an image configuration's. Old tools wrote meaningless types.
+/// Whether an image configuration may have this media type. Old tools write meaningless types.
 pub(super) fn may_be_image_config(media_type: &str) -> bool {
     matches!(
         media_type_base(media_type).as_str(),

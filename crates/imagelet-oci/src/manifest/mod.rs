@@ -1,7 +1,7 @@
 //! The documents of an image: manifest, index and configuration, parsed exactly as leniently as Go parses them.
 //!
-//! Every document is hostile and bounded: a digest is validated before any other use, a size fits in 63 bits, and lists
-//! have a maximum length. The caller keeps the bytes of a document, because its digest is computed from the bytes.
+//! Documents are untrusted: each digest is validated before any other use, sizes fit in 63 bits, and lists have a
+//! maximum length. The caller keeps the bytes of a document, because its digest is computed from the bytes.
 
 mod artifact;
 mod config;
@@ -32,19 +32,17 @@ pub(crate) const INDEX_ENTRIES_MAX: usize = 1000;
 pub(crate) const INDEX_DEPTH_MAX: usize = 4;
 /// Maximum layers of an image: the kernel's limit for one overlay mount.
 pub(crate) const LAYERS_MAX: usize = 500;
-/// Maximum packed size of a layer. The largest existing images have layers of some tens of GiB.
+/// Maximum compressed size of a layer. The largest existing layers have some tens of GiB.
 pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 
-/// Maximum nesting of a document: more than any tool writes, and below every parser's limit.
+/// Maximum nesting of a document: more than any tool writes, and less than any parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
-/// Bytes of all texts in a descriptor or a configuration (a type, a platform, two paths). A pull keeps them in memory.
+/// Maximum bytes of all texts of a descriptor or a configuration (types, platform, paths). A pull keeps them in memory.
 const TEXT_BYTES_MAX: usize = 4096;
 const REASON_MAX: usize = 256;
 
-/// Identifies content by digest, size and media type.
-///
-/// Ignored are `urls` (alternative locations) and all annotations but those of an artifact's files.
+/// An OCI descriptor. `urls` (alternative locations) and all annotations except [`FileAnnotations`] are ignored.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
@@ -104,9 +102,8 @@ impl ManifestDocument {
         Self::parse_named(bytes, content_type).map(|(document, _)| document)
     }
 
-    /// Parses a document. `content_type` is the `Content-Type` of the response, empty if unset. The media type is the
-    /// document's, else `content_type`, else the default of the document's kind. Docker and OCI types of one kind are
-    /// equal.
+    /// Also returns the media type: of the document, else `content_type`, else the OCI type of the kind.
+    /// `content_type`: the `Content-Type` of the response, or empty. Docker and OCI types of one kind are equal.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {}", ByteSize(MANIFEST_BYTES_MAX))));
@@ -140,7 +137,7 @@ impl ManifestDocument {
 }
 
 impl Raw {
-    /// `content_type` is the response's, `media_type` the document's.
+    /// `content_type` is of the response, `media_type` of the document.
     fn decide(self, content_type: &str, media_type: &str) -> Result<ManifestDocument, RuntimeError> {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
@@ -185,7 +182,7 @@ impl Raw {
                     return Err(corrupt("the image manifest lists manifests"));
                 }
                 let config = self.config.ok_or_else(|| corrupt("the image manifest names no configuration"))?;
-                // No runtime uses more, either. At this stage the error is not one that a forward of the pull cures.
+                // The runtime has the same limit, so its own pull would fail, too. `Stage::Unpack` prevents that pull.
                 let fault = Fault::new(ErrorClass::Unacceptable, Stage::Unpack);
                 let layers = self.layers.unwrap_or_default().all("image", "layers");
                 let layers = layers.map_err(|error| error.with_fault(fault))?;
@@ -197,7 +194,7 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Checks that the layers can be unpacked, before any fetch.
+    /// Checks before any fetch that the layers can be unpacked.
     pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
         if self.artifact_kind().is_some() {
             self.artifact_files()?;
@@ -214,7 +211,7 @@ impl Manifest {
     }
 }
 
-/// Bounds the texts that stay in memory after the document is parsed.
+/// Bounds the texts that stay in memory after the parsing.
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
     if bytes > TEXT_BYTES_MAX {
@@ -244,8 +241,7 @@ impl Descriptor {
         check_texts(&format!("descriptor `{}`", self.digest), texts)
     }
 
-    /// Adds the cause for a foreign layer: registries need not serve foreign layers, and links to other sites are not
-    /// followed.
+    /// Explains the absence of a foreign layer: a registry need not serve it, and links elsewhere are not followed.
     pub(crate) fn not_fetched(&self, error: RuntimeError) -> RuntimeError {
         if error.kind() != RuntimeErrorKind::NotFound
             || !matches!(LayerKind::of(&self.media_type), LayerKind::Foreign(_))
@@ -327,14 +323,12 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
 }
 
-/// Hostile text for a message: shortened and on one line.
+/// Untrusted text for a message: shortened, on one line.
 pub(crate) fn printable(text: &str) -> String {
     printable_start(text, 128)
 }
 
 /// Parses a JSON object. Serde accepts an array for a struct; Go rejects it.
-///
-/// Serde skips unknown fields at any nesting, so the nesting is checked first.
 pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list where an object is expected"));
@@ -342,7 +336,7 @@ pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, 
     list(bytes)
 }
 
-/// Parses a JSON document of any kind, such as a list.
+/// Parses any JSON document. The nesting is checked first, because Serde skips unknown fields at any nesting.
 pub(crate) fn list<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     let levels = nesting(bytes);
     if levels > NESTING_MAX {
@@ -372,7 +366,7 @@ fn nesting(bytes: &[u8]) -> usize {
     deepest
 }
 
-/// Shortens an error of Serde: it quotes an unexpected value or key in full and unescaped, possibly megabytes.
+/// Shortens an error: Serde quotes an unexpected value or key unescaped and in full, possibly megabytes.
 fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

@@ -10,7 +10,7 @@ const OFFERED_MAX: usize = 20;
 const NAME_SHOWN_MAX: usize = 40;
 
 impl DescriptorPlatform {
-    /// The rank of a platform for `wanted`: 0 is exact, `None` cannot run.
+    /// The rank for `wanted`: 0 is the best match. `None`: the platform cannot run.
     pub(super) fn rank(&self, wanted: &Platform) -> Option<usize> {
         if !self.has_system_of(wanted) {
             return None;
@@ -24,7 +24,7 @@ impl DescriptorPlatform {
         !self.architecture.is_empty()
     }
 
-    /// Whether the platform is a real one. Builders write `unknown` for entries that run nowhere.
+    /// Builders write `unknown` for entries that run on no machine.
     pub(super) fn is_of_a_machine(&self) -> bool {
         self.is_named() && self.architecture != "unknown"
     }
@@ -34,13 +34,13 @@ impl DescriptorPlatform {
         !self.is_named() && self.has_system_of(wanted)
     }
 
-    /// An absent OS means the host's.
+    /// An absent OS is the host's OS.
     pub(super) fn has_system_of(&self, wanted: &Platform) -> bool {
         normalised_os(&self.os) == normalised_os(&wanted.os)
     }
 }
 
-/// The platforms of an image, for a message; bounded.
+/// The platforms of an image for a message, up to a limit.
 #[derive(Default)]
 pub(super) struct OfferedPlatforms(Vec<String>);
 
@@ -64,7 +64,7 @@ impl fmt::Display for OfferedPlatforms {
     }
 }
 
-/// Architecture and variant pairs that a machine runs, best first.
+/// The pairs of architecture and variant that a machine runs, best first.
 fn acceptable(wanted: &Platform) -> Vec<(String, String)> {
     let (architecture, variant) = normalised(&wanted.architecture, wanted.variant.as_deref().unwrap_or_default());
     let of_levels = |name: &str, levels: RangeInclusive<u8>| {

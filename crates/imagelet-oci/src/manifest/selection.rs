@@ -10,7 +10,7 @@ use super::{
     platform::OfferedPlatforms, unacceptable,
 };
 
-/// Limit of the documents fetched because no index names their platform. No image has as many platforms.
+/// Maximum number of documents fetched to learn their platforms. No image has as many platforms.
 const DOCUMENTS_MAX: usize = 32;
 
 pub(crate) trait DocumentSource: Sync {
@@ -21,7 +21,7 @@ pub(crate) trait DocumentSource: Sync {
         error
     }
 
-    /// Whether the source can have a document. An archive need not contain all entries of an index.
+    /// An archive need not contain all entries of an index.
     fn may_have(&self, _entry: &Descriptor) -> bool {
         true
     }
@@ -50,18 +50,17 @@ impl DocumentSource for () {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
-    /// The document of the top index's entry; equal to `chosen` if that entry is no index.
+    /// The entry of the top index; equal to `chosen` if the entry is no index.
     pub(crate) first: D,
     pub(crate) chosen: D,
     pub(crate) manifest: Manifest,
-    /// The platform comes from an index, so the configuration's platform is not checked.
+    /// An index names the platform: another platform in the configuration is accepted.
     pub(crate) is_named: bool,
 }
 
-/// The entries of an index that match a platform.
 pub(crate) enum IndexMatch<'a> {
     Named(&'a Descriptor),
-    /// No entry names the platform; the configurations of these entries may.
+    /// No entry names the platform, but the configurations of these entries may name it.
     Unnamed(Vec<&'a Descriptor>),
 }
 
@@ -85,7 +84,7 @@ impl Index {
         IndexMatch::Unnamed(images)
     }
 
-    /// The entry for a platform if no configuration is needed, and whether the index names the platform.
+    /// The entry for a platform, and whether the index names the platform. `None`: a configuration has to decide.
     pub(crate) fn chosen_alone(&self, platform: &Platform) -> Option<(&Descriptor, bool)> {
         match self.choose(platform) {
             IndexMatch::Named(entry) => Some((entry, true)),
@@ -105,10 +104,9 @@ impl Index {
     }
 }
 
-/// Selects the image for a platform from an index; `levels` is the depth of nested indexes, this one included.
-///
-/// Entries without a platform are checked in order, up to a limit. An image whose configuration names no platform, or
-/// an artifact, is selected only if no other entry names a platform.
+/// Selects the image for a platform. `levels` is the depth of nested indexes, including `index`. Entries without a
+/// platform are checked in order, up to a limit. An artifact, or an image whose configuration has no platform, is
+/// selected only if no other entry names a platform.
 pub(crate) async fn select<S: DocumentSource>(
     source: &S,
     index: Index,
@@ -174,7 +172,7 @@ pub(crate) async fn select<S: DocumentSource>(
     search.end().map_err(|error| source.about(error))
 }
 
-/// Whether the error concerns only one document, so that another document may be the image.
+/// Whether the error is of one document only, so that another document may be the image.
 fn is_of_the_document(error: &RuntimeError) -> bool {
     use RuntimeErrorKind::{Corrupt, NotFound, Unacceptable};
     matches!(error.kind(), NotFound | Corrupt | Unacceptable)
@@ -196,15 +194,14 @@ struct Search<'a, D> {
     pending: Vec<(Descriptor, Place<D>)>,
     fetches: usize,
     best: Option<(usize, Selected<D>)>,
-    /// An image without a platform.
+    /// An image whose configuration has no platform.
     plain: Option<Selected<D>>,
     artifact: Option<Selected<D>>,
     offered: OfferedPlatforms,
     /// An index or a configuration names a platform.
     is_offered: bool,
-    /// The search stops at a limit before all entries are checked.
+    /// Entries stay unchecked because of the limit of documents.
     is_cut: bool,
-    /// The error of the first unusable document.
     unusable: Option<RuntimeError>,
 }
 
@@ -229,7 +226,7 @@ impl<D: Clone> Search<'_, D> {
         }
     }
 
-    /// Compares an image with the best so far. Returns whether no other image can be better.
+    /// Compares an image with the best image so far. `true`: no other image can be better.
     fn judge(&mut self, image: Selected<D>, platform: &DescriptorPlatform) -> bool {
         if !platform.is_named() {
             self.plain.get_or_insert(image);
@@ -244,7 +241,7 @@ impl<D: Clone> Search<'_, D> {
         rank == 0
     }
 
-    /// Records the error, except if the document is absent.
+    /// Records the first error. An absent document is no error.
     fn unusable(&mut self, error: RuntimeError) {
         if error.kind() != RuntimeErrorKind::NotFound {
             self.unusable.get_or_insert(error);

@@ -1,7 +1,7 @@
-//! The rate at which all pulls of the process together receive blobs.
+//! Limits the rate at which all pulls of the process together receive blobs.
 //!
-//! A token bucket: received bytes get a ticket, and a stream is not read again before its ticket is due. The kernel's
-//! receive buffers fill meanwhile, and the sender slows down.
+//! A token bucket: received bytes get a ticket, and a stream is not read again before its ticket is due. Meanwhile the
+//! receive buffers of the kernel fill, and the sender slows down.
 
 use std::{
     num::NonZeroU64,
@@ -16,11 +16,10 @@ use tokio::{
 
 use super::locked;
 
-/// The bucket saves the unused rate of at most this time.
+/// The bucket saves the unused bytes of at most this time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// A limit in bytes per second. It may change while pulls run. Clones share it. Two limits are equal if their rates
-/// are.
+/// A limit in bytes per second, shared by clones. It can change while pulls run. Equal rates are equal limits.
 #[derive(Clone, Debug)]
 pub struct Bandwidth {
     bucket: Arc<Mutex<Bucket>>,
@@ -52,7 +51,7 @@ impl Bandwidth {
         self.changed.send_replace(());
     }
 
-    /// The ticket of received bytes. For 0 bytes, the ticket of all earlier bytes.
+    /// For 0 bytes: the ticket of all earlier bytes.
     pub(super) fn ticket(&self, bytes: u64) -> ByteTicket {
         locked(&self.bucket).ticket(bytes, Instant::now())
     }

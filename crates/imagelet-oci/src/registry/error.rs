@@ -12,7 +12,7 @@ use regex_lite::Regex;
 /// Maximum number of bytes of a registry's error text in a message.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
-/// A request that must wait longer fails.
+/// A request fails if it would have to wait longer.
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const REDACTED: &str = "[redacted]";
 
@@ -25,7 +25,7 @@ pub(crate) struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     Never,
-    /// At once, after the other hosts, at most `times` times: a wait does not help, but a second answer may be right.
+    /// Without a wait, after the other hosts, at most `times` times. A second answer may be right.
     Again {
         times: u32,
     },
@@ -36,7 +36,7 @@ pub(crate) enum Retry {
 }
 
 impl Failure {
-    /// Sets the stage of a failure, unless the failure has a stage of its connection.
+    /// Sets the stage, unless the failure has a stage of its connection.
     pub(crate) fn at(self, stage: Stage) -> Self {
         let fault = self.error.fault();
         let has_stage = matches!(fault.stage, Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy);
@@ -65,12 +65,12 @@ pub(crate) fn denied(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Denied, message)
 }
 
-/// The error of a registry or host that does not serve, for a reason that may be temporary.
+/// The error of a registry or host that fails for a reason that may be temporary.
 pub(crate) fn unavailable(class: ErrorClass, stage: Stage, message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message).with_fault(Fault::new(class, stage))
 }
 
-/// When a request that was answered with a status is repeated. `None`: the status is final.
+/// When to repeat a request after an HTTP status. `None`: the status is final.
 pub(crate) fn status_retry(status: u16, requested_wait: Option<Duration>) -> Option<Retry> {
     matches!(status, 408 | 425 | 429 | 500..=599).then(|| match requested_wait {
         Some(wait) if wait > RETRY_AFTER_MAX => Retry::Never,
@@ -92,12 +92,10 @@ pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Durati
     Fault { retry_after, ..Fault::new(class, stage) }
 }
 
-/// Makes a registry's error text safe for a message: no control characters, no secret in use, bounded length.
-///
-/// `cut`: more text followed. Then the last bytes are dropped, because they may contain a part of a secret.
+/// Makes a registry's error text safe for a message: no control characters, no secret in use, bounded length. `cut`:
+/// the text is incomplete. Then its last bytes are dropped, because they may be a part of a secret.
 pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[Secret]) -> String {
-    // Unprintable characters are removed first. A secret with such a character inside is otherwise not found in the
-    // text.
+    // Unprintable characters are removed first: a secret with such a character inside would not be found.
     let bare = |text: &str| text.replace(is_unprintable, "");
     let mut text = bare(&String::from_utf8_lossy(body));
     let mut secrets: Vec<Secret> = secrets.iter().flat_map(|secret| spellings(&bare(secret.expose()))).collect();
@@ -144,14 +142,14 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Removes the queries of URLs: a store repeats a signed URL when it rejects the URL.
+/// Removes the queries of URLs: a store repeats a rejected URL with its signature.
 fn without_queries(text: &str) -> String {
     static QUERY: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r#"\?[^\s"'<>`)]*=[^\s"'<>`)]*"#).expect("a regular expression"));
     QUERY.replace_all(text, format!("?{REDACTED}")).into_owned()
 }
 
-/// Removes the text after the name of an authentication scheme, unless the text may be a plain word.
+/// Removes the word after the name of an authentication scheme, unless it may be a plain word.
 fn without_authorization(text: &str) -> String {
     let mut follows_scheme = false;
     let shown = text.split(' ').map(|word| {

@@ -1,8 +1,7 @@
-//! The health of registry hosts, shared by all pulls of the process and saved for the next process
-//! (`docs/spec/pull.md §13.4`).
+//! The health of registry hosts, shared by all pulls and saved for the next process (`docs/spec/pull.md §13.4`).
 //!
-//! A host in bad health is tried last: for one repository, or for all after failures of two repositories or of the host
-//! itself. After a delay, which grows with each failure, a probe outside of the pulls asks the host. If the host
+//! A host in bad health is tried last: for one repository, or for all repositories if two repositories or the host
+//! itself failed. After a delay, which grows with each failure, a probe is sent outside of the pulls. If the host
 //! answers the probe, the next request is its trial.
 
 use std::{
@@ -31,12 +30,11 @@ const PROBE_MAX: Duration = Duration::from_mins(5);
 const HOSTS_MAX: usize = 256;
 const FILE_BYTES_MAX: u64 = 256 << 10;
 
-/// The scope of a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bad {
-    /// The host does not work: no connection.
+    /// There is no connection to the host.
     Host,
-    /// The host does not work for the repository: no answer, or a server error. Other repositories may work.
+    /// The host gives no answer or a server error for the repository. Other repositories may work.
     Repository,
     /// The target of the host's redirect does not work.
     Redirect,
@@ -55,10 +53,9 @@ pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
     })
 }
 
-/// A host for one repository, or for all of them.
+/// A host, and a repository. `None`: all repositories.
 type HealthKey = (Origin, Option<String>);
 
-/// The keys for all repositories and for one.
 fn keys(origin: &Origin, repository: &str) -> [HealthKey; 2] {
     [(origin.clone(), None), (origin.clone(), Some(repository.to_owned()))]
 }
@@ -102,7 +99,6 @@ impl HostsHealth {
         }
     }
 
-    /// Starts `probe` if the host's probe is due.
     pub(crate) fn probe_if_due<F>(self: &Arc<Self>, origin: &Origin, repository: &str, probe: impl Fn() -> F)
     where
         F: Future<Output = bool> + Send + 'static,
@@ -124,8 +120,8 @@ impl HostsHealth {
         }
     }
 
-    /// A failed write is only logged: health is advice. The file is small and not synced. It is written under the
-    /// table's lock, so that an older table does not replace a newer one.
+    /// A failed write is only logged, and the file is not synced: pulls work without the file. The table is locked
+    /// during the write, so that an older table does not replace a newer one.
     fn save(&self, table: &Table) {
         let Some(file) = &self.file else { return };
         let bytes = table.encode(Instant::now(), SystemTime::now());
@@ -147,8 +143,7 @@ struct HostHealth {
     probe_at: Instant,
     /// The host answered a probe; the next request in its usual turn decides.
     on_trial: bool,
-    /// The host itself failed, and has served no other repository since. So the failure is evidence for all
-    /// repositories.
+    /// The host failed and has served no other repository since, so the failure is evidence for all repositories.
     is_evidence: bool,
 }
 
@@ -174,7 +169,7 @@ impl Table {
         (is_general && self.failed(&host, began, now)) || changed
     }
 
-    /// Ignores a request that began before the mark. `true`: the table changed.
+    /// Ignores a request that began before the last failure. `true`: the table changed.
     fn failed(&mut self, key: &HealthKey, began: Instant, now: Instant) -> bool {
         let strikes = match self.hosts.get(key).copied() {
             Some(host) if began < host.marked => return false,
@@ -188,7 +183,7 @@ impl Table {
         true
     }
 
-    /// Makes room: removes the oldest entry of a repository. Entries of whole hosts stay.
+    /// Removes the oldest entry of a repository. Entries of whole hosts stay.
     fn forget_a_repository(&mut self) -> bool {
         let repositories = self.hosts.iter().filter(|(key, _)| key.1.is_some());
         let oldest = repositories.min_by_key(|(_, host)| host.marked).map(|(key, _)| key.clone());
@@ -236,7 +231,7 @@ impl Table {
         let clock = unix(clock);
         let host = |line: HealthLine| {
             let origin = Target::parse(&line.origin).ok()?.origin;
-            // A wrong clock, in the earlier process or now, does not delay a probe beyond the usual wait.
+            // A wrong clock, now or in the earlier process, does not delay a probe beyond the usual wait.
             let wait = Duration::from_secs(line.probe_at.saturating_sub(clock)).min(probe_wait(line.strikes));
             let (strikes, probe_at) = (line.strikes, now + wait);
             let health = HostHealth { strikes, marked: now, probe_at, on_trial: false, is_evidence: false };

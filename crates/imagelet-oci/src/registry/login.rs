@@ -14,7 +14,7 @@ use super::{
     request::Query,
 };
 
-/// The result of a login that was not rejected.
+/// The result of a login that the registry did not reject.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LoginCheck {
     /// The registry, or its token service, accepts the credential.
@@ -23,8 +23,7 @@ pub enum LoginCheck {
     NotAsked,
 }
 
-/// Sends a credential to a registry, `HOST[:PORT]`, and to the registry's token service. Mirrors are not asked. Nothing
-/// is retried or stored.
+/// Tests a credential at a registry (`HOST[:PORT]`) and its token service, without mirrors, retries and storage.
 ///
 /// # Errors
 /// The registry settings cannot be used, the registry cannot be reached, or it rejects the credential.
@@ -59,7 +58,7 @@ pub async fn check_login(
     let answer = session.send_to_host(0, &query).await.map_err(|failure| failure.error)?;
     drain(answer.body).await;
     let host = &session.hosts[0];
-    // The token is anonymous.
+    // The token service did not receive the credential.
     if host.withheld.get().is_some() {
         return Err(host.denied(None));
     }

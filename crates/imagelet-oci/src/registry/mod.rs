@@ -1,6 +1,6 @@
 //! The registry client: fetches manifests and blobs, with mirrors, retries and parallel connections.
 //!
-//! Only connections outlive a pull: a token of one credential is never used for another.
+//! Tokens end with their pull, so a token of one credential is never used for another credential.
 
 mod auth;
 mod bandwidth;
@@ -60,28 +60,26 @@ pub(crate) use blob::BlobSource;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 
-/// Enough for all layers that are fetched from one registry at once, and for a dozen additional connections; others wait.
+/// Enough for all layers fetched at once from one registry, and for about a dozen additional connections.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
 
 const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
 
-/// A document counts only when all its bytes have arrived, so that a slow registry uses nothing of this limit.
+/// Maximum bytes of documents that all pulls parse at once. A document counts only after all its bytes have arrived.
 const PARSED_BYTES_MAX: usize = 32 << 20;
 
-/// After this many warnings, the set is cleared, and warnings repeat.
+/// After this many warnings, the set is cleared and warnings repeat.
 const SEEN_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`. The first that has the registry is
-    /// used.
+    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`. The first with the registry is used.
     pub hosts_dirs: Vec<PathBuf>,
     pub proxies: ProxyConfig,
     pub timeouts: RegistryTimeouts,
-    /// Maximum number of requests to one host at once, over all pulls, and of connections to the host with the same TLS
-    /// settings and proxy.
+    /// Limits the parallel requests of all pulls to one host, and its connections with the same TLS settings and proxy.
     pub connections_per_host: NonZeroUsize,
-    /// The rate at which blobs are received, over all pulls and all engines that share it by a clone.
+    /// The rate limit for blobs, shared by all pulls and by all engines with a clone of it.
     pub bandwidth: Bandwidth,
     /// The file that saves the health of hosts for the next process. An engine sets the file of its store.
     pub health_file: Option<PathBuf>,
@@ -105,13 +103,12 @@ impl Default for RegistryConfig {
     }
 }
 
-/// How long a registry may take.
+/// Time limits for a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryTimeouts {
     /// Time for a TCP connection: the name lookup and all addresses. A host's own `dial_timeout` overrides it.
     pub dial: Duration,
-    /// Time from a request on its connection to the head of the response. After at most 10 s another host is asked,
-    /// too.
+    /// Time from a sent request to the head of its response. After at most 10 s, another host is asked in parallel.
     pub header: Duration,
     /// Time without a byte in a body after which the connection is closed.
     pub progress: Duration,
@@ -133,7 +130,7 @@ impl Default for RegistryTimeouts {
     }
 }
 
-/// Adds a text to a set. Returns whether the text is new. A full set is cleared first.
+/// Adds a text to a set. `true`: the text is new. A full set is cleared first.
 fn is_new(seen: &Mutex<BTreeSet<String>>, text: &str) -> bool {
     let mut seen = locked(seen);
     if seen.len() >= SEEN_MAX {
@@ -159,7 +156,6 @@ struct Shared {
     extra_connections: Arc<Semaphore>,
     /// The store for large documents. Without a store, they stay in memory.
     documents: OnceLock<Arc<Store>>,
-    /// Bytes of documents that all pulls together verify and parse at once.
     parsing: Semaphore,
 }
 

@@ -1,8 +1,8 @@
 //! Decides which host gets the next attempt of a request, and when (`docs/spec/pull.md §13.3`); does no I/O.
 //!
-//! The host with the shortest expected delay is next. The delay of a failed host is its backoff, of a host that limits
-//! requests its requested wait, and of a host in bad health `BAD_HEALTH_DELAY`. So all other hosts are tried before
-//! a host is tried again. All retries of a pull share a budget (`docs/spec/pull.md §13.5`).
+//! The host with the shortest expected delay is next. The delay is the backoff after a failure, the wait that a host
+//! requests, or `BAD_HEALTH_DELAY` for bad health. So all other hosts are tried before a host is tried again. All
+//! retries of a pull share a budget (`docs/spec/pull.md §13.5`).
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -25,20 +25,18 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// The maximum of the random share by which a wait is shortened.
 const JITTER: f64 = 0.25;
-/// The expected cost of an attempt at a host in bad health.
+/// The expected delay of an attempt at a host in bad health.
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 
 /// The attempts of one request. The last host is the registry itself; the hosts before it are mirrors.
 #[derive(Debug)]
 pub(crate) struct Attempts {
     hosts: Vec<Candidate>,
-    /// A random value for all backoffs of the request. Requests retry at different moments; the order of hosts stays
-    /// the same.
+    /// A random value for all backoffs of the request. Requests retry at different times, in the same order of hosts.
     jitter: f64,
     first: Option<Instant>,
     count: u32,
-    /// A host has sent a part of the content. Then the registry's final failure does not end the retries at other
-    /// hosts.
+    /// A host has sent a part of the content: a final failure of the registry does not end the retries at other hosts.
     pub(crate) is_underway: bool,
 }
 
@@ -82,7 +80,7 @@ impl Attempts {
         Self { hosts, jitter: random_share(), first: None, count: 0, is_underway: false }
     }
 
-    /// The next attempt. `None`: no host remains.
+    /// `None`: no host remains.
     pub(crate) fn next(&self, now: Instant, standing: impl Fn(usize) -> Standing) -> Option<Next> {
         let left = self.hosts.iter().filter(|host| !host.is_out).map(|host| (host, standing(host.host)));
         let left: Vec<(&Candidate, Standing)> = left.filter(|(_, standing)| !standing.is_asked).collect();
@@ -133,7 +131,7 @@ impl Attempts {
         candidate.is_redirected = failure.error.fault().party == Party::RedirectTarget;
         candidate.error = Some(failure.error);
         candidate.is_out = wait.is_none();
-        // After `Again`, `due` stays empty: `next` does not count the failure as temporary.
+        // `due` stays empty after `Again`, so that `next` does not count the failure as temporary.
         candidate.due = wait.filter(|_| !matches!(failure.retry, Retry::Again { .. })).map(|wait| now + wait);
         candidate.due
     }
@@ -169,8 +167,8 @@ impl Attempts {
     }
 }
 
-/// The time that one pull may spend on retries, over all its requests. It passes while at least one request is between
-/// a failure and its next success. Requests that fail at the same time spend it once.
+/// The time that one pull may spend on retries. It passes while at least one request is between a failure and its next
+/// success, so parallel failures spend it once.
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     total: Duration,
@@ -187,8 +185,7 @@ impl RetryBudget {
         Self { total, patience, hosts_served, redirects_served, spent: SharedClock::new() }
     }
 
-    /// A host, or the target of a redirect, has served data of the pull. The whole budget then applies to that kind of
-    /// party.
+    /// A host, or the target of a redirect, has served data. The whole budget now applies to this kind of party.
     pub(crate) fn served(&self, is_redirected: bool) {
         self.served_by(is_redirected).store(true, Ordering::Relaxed);
     }
@@ -197,7 +194,7 @@ impl RetryBudget {
         if is_redirected { &self.redirects_served } else { &self.hosts_served }
     }
 
-    /// The maximum time of all retries. It is less than the total until data was served: a new pull loses nothing.
+    /// The maximum time of all retries. It is shorter while no data was served: the failed pull then loses nothing.
     pub(crate) fn allowed(&self, next: &Next) -> Duration {
         let Patience { retries_max, requested_max, .. } = self.patience;
         match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {
@@ -221,7 +218,7 @@ impl RetryBudget {
         self.spent.time()
     }
 
-    /// A request starts to retry. The budget is spent until the guard is dropped.
+    /// The budget is spent until the guard is dropped.
     pub(crate) fn retrying(&self) -> Running<'_> {
         self.spent.run()
     }

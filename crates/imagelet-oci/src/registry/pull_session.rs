@@ -34,7 +34,7 @@ use crate::{image_archive::ArchiveBlobs, manifest::printable};
 
 const REPORTS_MAX: usize = 8;
 
-/// Tokens exist only in their session, so that no other credential can use them.
+/// Tokens exist only in their session, so that no other credential uses them.
 #[derive(Clone, Debug)]
 pub(crate) struct PullSession(Arc<SessionState>);
 
@@ -61,8 +61,7 @@ impl Deref for PullSession {
     }
 }
 
-/// Sends the events of requests to the pull. Tokens and configuration warnings from before the pull began are reported
-/// when it begins.
+/// Sends events to the pull. Token events and configuration warnings from before the pull are sent when it begins.
 #[derive(Default)]
 struct Reports {
     listener: Option<Progress>,
@@ -85,21 +84,21 @@ pub(crate) struct SessionHost {
     pub(crate) renewal: tokio::sync::Mutex<()>,
     /// The token service that did not receive the credential, for an error message.
     pub(crate) withheld: OnceLock<Origin>,
-    /// Set once the credential was sent.
+    /// Set when the credential is sent.
     shown: AtomicBool,
-    /// The challenge of an extra request, if the host's refusal had no challenge. It is requested once.
+    /// The challenge of the API root, requested once if the host's refusal had no challenge.
     pub(super) challenge: OnceCell<Option<HeaderMap>>,
     /// The pull has a credential, but not for this host.
     has_other: bool,
     reference: Reference,
-    /// The session only checks a credential: it asks for no repository.
+    /// The session only checks a credential, without a repository.
     pub(super) is_login: bool,
     pub(crate) account: Account,
-    /// The content that the host sent for the pull, and the host's failures.
+    /// The content that the host sent, and the host's failures.
     sent: Mutex<PullHost>,
 }
 
-/// The `Authorization` header for one host. It is numbered within its pull, and used until the host rejects it.
+/// The `Authorization` header for one host, used until the host rejects it. The number counts the grants of a pull.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
     pub(super) header: HeaderValue,
@@ -202,8 +201,8 @@ impl PullSession {
         }
     }
 
-    /// The hosts that sent content or failed so far. Hosts that sent content come first, and all of them are listed:
-    /// the credential that opened the image depends on them.
+    /// The hosts that sent content, then hosts that failed. All hosts that sent content are listed, because the
+    /// credential that opened the image depends on them.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
         let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| locked(&host.sent).clone()).collect();
         for host in &mut hosts {
@@ -241,8 +240,7 @@ impl SessionHost {
         locked(&self.sent)
     }
 
-    /// A credential that names the host overrides a credential of its registry. If the pull has no credential for the
-    /// host, the host's configured credential is used.
+    /// Uses the pull's credential for the host, else for its registry, else the credential in the host's configuration.
     fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {
         let named = credentials.iter().find(|credential| names_host(&credential.server_address, &host));
         let of_registry = |credential: &&Credential| is_for(&credential.server_address, &host, reference.domain());
@@ -276,7 +274,6 @@ impl SessionHost {
         locked(&self.grant).clone()
     }
 
-    /// Records that the credential is sent.
     pub(super) fn show(&self) {
         self.shown.store(true, Ordering::Relaxed);
     }
@@ -369,13 +366,12 @@ fn names_host(server_address: &str, host: &Host) -> bool {
     target_at(server_address, |_| true).is_ok_and(|target| target.origin.is_same_place(&host.origin))
 }
 
-/// Whether a host may receive the credential for a server. A mirror receives only a credential that names the mirror.
-/// The registry also receives a credential without a server, or with the registry's name as images write it. As in
-/// containerd, a credential for another server is not sent.
+/// Whether a host may receive the credential for a server. As in containerd, the credential must name the host. The
+/// registry also receives a credential without a server, or with the registry's name as images write it.
 fn is_for(server_address: &str, host: &Host, registry: &str) -> bool {
     let server = server_address.split_once("://").map_or(server_address, |(_, rest)| rest);
     let server = server.split(['/', '?', '#']).next().unwrap_or_default();
-    // A pattern was matched with the image's name before.
+    // A pattern has already matched the image's name.
     let names_registry = server.is_empty()
         || server.contains('*')
         || server == registry

@@ -17,7 +17,7 @@ const LIMITS_MAX: usize = 1024;
 /// A larger number is a Unix time, not a wait.
 const UNIX_TIME_MIN: Duration = Duration::from_secs(1_000_000_000);
 
-/// A hash of the credential as a key. It differs in each process.
+/// The key of a credential: its hash, which differs in each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Account(u64);
 

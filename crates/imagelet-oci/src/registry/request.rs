@@ -29,7 +29,7 @@ use super::{
 };
 use crate::manifest::MANIFEST_MEDIA_TYPES;
 
-/// A signed URL may expire before its use; then the registry signs another URL.
+/// A signed URL may expire before its use. Then the registry signs a new URL.
 const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
 /// Spreads the requests that wait for the same moment.
 const HELD_SPREAD: Duration = Duration::from_millis(200);
@@ -59,7 +59,7 @@ impl Query {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
 
-    /// The hosts with the capability, as indices of the session's list. Never empty.
+    /// The hosts with the needed capability, as indices of the session's list. Never empty.
     pub(crate) fn hosts(&self, session: &PullSession) -> Result<Vec<usize>, RuntimeError> {
         let suits = |host: &Host| if self.is_tag { host.capabilities.resolve } else { host.capabilities.pull };
         let hosts = session.hosts.iter().enumerate();
@@ -74,7 +74,7 @@ impl Query {
 }
 
 impl PullSession {
-    /// Waits before an attempt. A backoff counts as silence; a wait that the registry requests does not.
+    /// Waits before an attempt. A backoff counts as silence; a wait that the registry requests does not count.
     async fn pause(&self, next: Next) {
         if next.wait >= REPORTED_WAIT_MIN {
             self.report(PullEvent::Retry {
@@ -101,8 +101,7 @@ impl PullSession {
             attempts.remove(|other| host.host.is_twin(&self.hosts[other].host));
         }
         let due = attempts.failed(index, failure, now);
-        // A wait that the token service requests does not delay requests with a token. A store's limit is only for the
-        // store.
+        // The limits of a token service and of a redirect target do not delay other requests to the host.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
         if is_limited
             && fault.stage != Stage::Token
@@ -140,12 +139,12 @@ impl PullSession {
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
 
-    /// The error of a request that is not tried again: the attempts, their hosts, and the time.
+    /// The error when a request is given up: the attempts, their hosts, and the time.
     fn given_up(&self, attempts: &mut Attempts, subject: &str, next: Option<Next>) -> RuntimeError {
         let (count, time) = attempts.spent(Instant::now());
         let (last, mut mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
         if let Some((last, _)) = &last {
-            // A host under two schemes, or as its own mirror, is named once.
+            // A host that occurs twice, by another scheme or as its own mirror, is named once.
             let last = &self.hosts[*last].host.origin;
             mirrors.retain(|(index, _)| !self.hosts[*index].host.origin.is_same_place(last));
         }
@@ -187,7 +186,7 @@ impl PullSession {
         if parts.is_empty() { error } else { error.about(format!("{subject}: {}", parts.join("; "))) }
     }
 
-    /// Sends one request to one host, and answers at most one 401. Returns only a successful response.
+    /// Sends one request to one host, and answers at most one 401. Returns only successful responses.
     pub(crate) async fn send_to_host(&self, index: usize, query: &Query) -> Result<Response, Failure> {
         let host = &self.hosts[index];
         let mut is_second = false;
@@ -197,7 +196,7 @@ impl PullSession {
                 bound,
                 open: open_headers(query),
                 kind: if query.is_head { RequestKind::Head } else { RequestKind::Get },
-                // What another origin accepts says nothing of the registry's own answer to a login.
+                // A login follows no redirect to another origin: its answer says nothing about the credential.
                 redirects: (!host.is_login).then(|| Arc::clone(&self.listed)),
                 stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
@@ -210,7 +209,7 @@ impl PullSession {
             let is_refusal = matches!(answer.status.as_u16(), 401 | 403 | 404) && !answer.redirected;
             let has_challenge = answer.status == StatusCode::UNAUTHORIZED && is_answerable(&answer.headers);
             if is_refusal && !has_challenge && host.has_unshown_credential() && !is_second {
-                // Some registries reject a request without a credential, instead of asking for a credential.
+                // Some registries reject a request without a credential instead of sending a challenge.
                 let challenge = host.challenge.get_or_try_init(|| self.challenge_of(host, query)).await?;
                 if let Some(challenge) = challenge {
                     drain(answer.body).await;
@@ -218,7 +217,7 @@ impl PullSession {
                     continue;
                 }
             }
-            // A 401 of another origin may ask for a credential of another host.
+            // The 401 of another origin may ask for the credential of another host.
             if answer.status != StatusCode::UNAUTHORIZED || answer.redirected || is_second {
                 return Err(self.refusal(host, query, answer).await);
             }
@@ -249,14 +248,13 @@ impl PullSession {
         let kind = answer.header("content-type").to_owned();
         let Response { status, headers, body, target, redirected } = answer;
         let (place, subject, code) = (target.origin.authority(), &query.subject, status.as_u16());
-        // The status decides; an unreadable body is treated as empty. A registry may redirect to any host: the answer
-        // of another origin is not shown.
+        // The status decides; an unreadable body is ignored. A redirect may lead to any host, so its body is not shown.
         let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
             Ok((body, cut)) if !redirected => explanation(&kind, &body, cut, &self.secrets()),
             _ => None,
         };
         let wait = requested_wait(status, &headers, SystemTime::now());
-        // A store's limit is not the limit of the registry that redirects to it.
+        // The limit of a redirect target is not the registry's limit.
         let mut fault = status_fault(code, query.stage(), wait.filter(|_| !redirected));
         // Some registries report a rate limit with another status.
         if words.as_ref().is_some_and(|words| words.contains("TOOMANYREQUESTS")) {
@@ -290,7 +288,7 @@ impl PullSession {
     }
 }
 
-/// Whether a host has answered. Then the other scheme is not tried.
+/// Whether the failure is an answer of the host. Then the other scheme is not tried.
 fn is_answer(fault: &Fault) -> bool {
     fault.party == Party::Registry
         && matches!(fault.stage, Stage::Manifest | Stage::Blob)
@@ -299,7 +297,7 @@ fn is_answer(fault: &Fault) -> bool {
 
 fn open_headers(query: &Query) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // The digest is that of the stored bytes, without an encoding.
+    // The digest is of the stored bytes, without a content encoding.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if query.stage() == Stage::Manifest {
         headers.insert(header::ACCEPT, HeaderValue::from_static(MANIFEST_MEDIA_TYPES));

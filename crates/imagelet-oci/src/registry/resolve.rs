@@ -37,20 +37,18 @@ use crate::store::{DocumentBytes, DocumentWriter};
 pub(crate) struct Resolved {
     pub(crate) session: PullSession,
     pub(crate) root: ImageDocument,
-    /// The image manifest. Equal to `root` if there is no index.
+    /// The image manifest; equal to `root` if there is no index.
     pub(crate) chosen: ImageDocument,
     pub(crate) manifest: Manifest,
-    /// An index names the platform: a different platform in the configuration is accepted.
+    /// An index names the platform: another platform in the configuration is accepted.
     pub(crate) is_named: bool,
 }
 
 impl Resolved {
-    /// Checks the configuration against the platform. `Some`: the image is accepted, although its configuration names
-    /// another platform.
-    ///
-    /// As in the runtimes, the index decides if it names a platform: the label of a cross-built image is often wrong.
-    /// Without an index, an image for another architecture is accepted, too: the node may emulate it. This does not
-    /// apply if the caller named the platform.
+    /// Checks the configuration against the platform. `Some`: the image is accepted although its configuration names
+    /// another platform. As in the runtimes, a platform in the index decides, because the configuration of a
+    /// cross-built image is often wrong. Without an index, the node may emulate another architecture: it is accepted,
+    /// unless the caller named the platform (`is_given`).
     pub(crate) fn check_platform(
         &self,
         config: &ImageConfig,
@@ -80,7 +78,7 @@ impl Resolved {
 #[derive(Clone, Debug)]
 pub struct ImageDocument {
     pub digest: Digest,
-    /// The media type in the document, or in the registry's answer.
+    /// The media type in the document, else in the registry's answer.
     pub media_type: String,
     pub bytes: DocumentBytes,
 }
@@ -111,13 +109,11 @@ impl Registry {
         Ok(session)
     }
 
-    /// A session whose content comes from an archive.
     pub(crate) fn archive_session(&self, reference: &Reference, archive: Arc<ArchiveBlobs>) -> PullSession {
         PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
     }
 
-    /// The hosts of an image other than its registry. Empty if the configuration cannot be used: the pull itself
-    /// reports that.
+    /// The hosts of an image other than its registry. Empty for an unusable configuration, which the pull reports.
     pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
         let reference = reference.canonical();
         let found = self.configured_hosts(&reference).await;
@@ -147,7 +143,7 @@ impl PullSession {
         Ok(Resolved { session: self, root, chosen, manifest, is_named })
     }
 
-    /// Parses a document. Waits until the document fits into the bytes that all pulls together may parse at once.
+    /// Parses a document as soon as it fits into the bytes that all pulls together may parse at once.
     pub(crate) async fn parse<T>(
         &self,
         document: &DocumentBytes,
@@ -174,8 +170,8 @@ impl PullSession {
         self.fetch_manifest(reference, None).await
     }
 
-    /// Checks with a `HEAD` that the registry still has a manifest under a reference, and that the session's credential
-    /// may read it. `false`: the tag names another manifest, or the answer has no `Docker-Content-Digest`.
+    /// Checks with a `HEAD` that the registry still has a manifest, and that the session's credential may read it.
+    /// `false`: the tag names another manifest, or the answer has no `Docker-Content-Digest`.
     pub(crate) async fn confirm(&self, reference: &Reference, digest: &Digest) -> Result<bool, RuntimeError> {
         let query = manifest_query(reference, true);
         let attempt = |index| {
@@ -189,7 +185,6 @@ impl PullSession {
             answer.boxed()
         };
         let answer = self.first_success(&mut Attempts::new(query.hosts(self)?), &query.subject, attempt).await?;
-        // An HTML page is not a manifest.
         if answer.header("content-type").starts_with("text/html") {
             return Ok(false);
         }
@@ -200,8 +195,7 @@ impl PullSession {
         Err(corrupt(format!("registry `{place}` answered {} for {}", answer.status, query.subject)))
     }
 
-    /// Fetches a manifest by tag or digest, from the first host that has a valid copy. `entry`: the manifest's index
-    /// entry.
+    /// Fetches a manifest from the first host that has a valid copy. `entry`: the manifest's entry in an index.
     pub(super) async fn fetch_manifest(
         &self,
         reference: Reference,
@@ -249,7 +243,7 @@ impl PullSession {
         let bytes = document.finish().await?;
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
         let damaged = |error: RuntimeError| Failure { error: error.about(&context), retry: Retry::Again { times: 1 } };
-        // Parts of a document from another origin are not shown.
+        // Parts of a document of another origin are not shown.
         let unusable = |error: RuntimeError| {
             if answer.redirected {
                 RuntimeError::new(error.kind(), &context).with_fault(error.fault())
@@ -302,7 +296,7 @@ impl DocumentSource for PullSession {
 const PAGE_HINT: &str =
     "check the address: a page, such as that of a login or of a proxy, answers in place of the registry";
 
-/// Whether an answer is markup, such as a login page, and not a JSON document.
+/// Whether an answer is markup, such as a login page, instead of a JSON document.
 fn is_page(bytes: &[u8]) -> bool {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     bytes.trim_ascii_start().first() == Some(&b'<')

@@ -1,4 +1,4 @@
-//! Signatures that are attached to an image as by cosign: the tag `ALGORITHM-HEX.sig` of the image's repository.
+//! Signatures attached to an image by cosign: the tag `ALGORITHM-HEX.sig` in the image's repository.
 
 use std::collections::HashMap;
 
@@ -17,7 +17,7 @@ use crate::{
 
 const PAYLOAD_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// Maximum number of signatures that are read for one image, and of bytes of a signed text.
+/// Maximum number of signatures read for one image, and of bytes in one signed text.
 const SIGNATURES_MAX: usize = 64;
 const PAYLOAD_BYTES_MAX: u64 = 1 << 20;
 

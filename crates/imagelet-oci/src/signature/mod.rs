@@ -1,7 +1,7 @@
 //! Signatures of images: the policy file that requires them, and the check of the signatures that a registry has.
 //!
 //! This module uses no network: `registry/signatures` fetches the signatures of an image. A requirement of a known but
-//! unsupported type rejects the image; it never accepts one.
+//! unsupported type rejects every image.
 
 pub(crate) mod payload;
 mod policy;
@@ -18,13 +18,13 @@ use crate::manifest::printable;
 /// A signature attached to an image: the signed text and its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedSignature {
-    /// The digest to which the signature is attached.
+    /// The digest of the signed image.
     pub(crate) subject: Digest,
     pub(crate) payload: Vec<u8>,
     pub(crate) signature: Vec<u8>,
 }
 
-/// Checks that at least one signature is by one of the keys, is of this image, and has an accepted name.
+/// Checks that at least one signature is by one of the keys, for this image, and for an accepted name.
 pub(crate) fn check(
     reference: &Reference,
     keys: &PublicKeys,
@@ -66,7 +66,7 @@ fn check_one(
 pub(crate) struct PublicKeys(Vec<ParsedPublicKey>);
 
 impl PublicKeys {
-    /// Reads one PEM text for each key.
+    /// Reads one key per PEM text.
     pub(crate) fn parse(texts: &[Vec<u8>]) -> Result<Self, String> {
         const ALGORITHMS: [&dyn VerificationAlgorithm; 3] =
             [&ECDSA_P256_SHA256_ASN1, &RSA_PKCS1_2048_8192_SHA256, &ED25519];
@@ -87,10 +87,9 @@ impl PublicKeys {
 /// The rule by which the signed name must match the requested name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// Both have a tag or a digest and are equal.
+    /// Both names have a tag or a digest, and are equal.
     Exact,
-    /// A request by tag is checked as `matchExact`. A request by digest needs only the repository, because the digest
-    /// is signed.
+    /// By tag, as `matchExact`. By digest, the repository is enough, because the digest is signed.
     #[default]
     RepositoryOfDigestOrExact,
     SameRepository,

@@ -44,7 +44,7 @@ pub(crate) struct SignedStatement {
     pub(crate) identity: String,
 }
 
-/// Rejects unknown fields in the parts that the format lists completely: such a field may restrict the claim.
+/// Rejects unknown fields where the format lists all fields: an unknown field may restrict the claim.
 pub(crate) fn parse(bytes: &[u8]) -> Result<SignedStatement, String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;

@@ -17,7 +17,7 @@ use super::Identity;
 use crate::manifest::{object, printable};
 
 pub(crate) const POLICY_BYTES_MAX: u64 = 1 << 20;
-/// Scopes of a transport, requirements of a scope, and keys of a requirement.
+/// Limits of the scopes of a transport, the requirements of a scope, and the keys of a requirement.
 const SCOPES_MAX: usize = 10_000;
 const REQUIREMENTS_MAX: usize = 32;
 const KEYS_MAX: usize = 32;
@@ -50,7 +50,7 @@ pub(crate) enum Requirement {
         keys: Vec<KeySource>,
         identity: Identity,
     },
-    /// Rejects the image, with this reason.
+    /// Rejects the image for this reason.
     Unsupported(String),
 }
 
@@ -107,8 +107,8 @@ impl SignaturePolicy {
         self.first(Transport::Docker, scopes(reference))
     }
 
-    /// The most specific scope of an archive applies: its path, the folders above it, the transport's default, and last
-    /// the global default. `path` has no links and no `..`.
+    /// As [`Self::rule`], by the scopes of an archive: its path, the folders above it, the transport's default, and
+    /// last the global default. `path` has no links and no `..`.
     pub(crate) fn archive_rule(&self, transport: Transport, path: &Path) -> Rule<'_> {
         let above =
             path.ancestors().filter(|folder| folder.parent().is_some()).map(|folder| folder.display().to_string());
@@ -129,7 +129,7 @@ impl SignaturePolicy {
 }
 
 impl Transport {
-    /// How a policy's reader names the transport's section.
+    /// The section of the transport, as a path after `transports`.
     fn section(self) -> &'static str {
         match self {
             Self::Docker => ".docker",
@@ -183,7 +183,7 @@ struct RawTransports {
     oci_archive: Scopes,
 }
 
-/// A scope that occurs twice is rejected: readers differ on which of the two applies.
+/// A scope that occurs twice is rejected, because readers differ on which of the two applies.
 type Scopes = BTreeMap<String, Vec<RawRequirement>>;
 
 /// Fields of `sigstoreSigned` and `signedBy` that require more than keys.

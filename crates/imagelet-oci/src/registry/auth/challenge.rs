@@ -38,8 +38,8 @@ impl Challenge {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Adds a parameter. If a name repeats, its first value is used. `false`: the text is not a parameter, there are
-    /// too many, or a `realm` or `service` repeats with another value. Both decide where a credential is sent.
+    /// Adds a parameter. Of a repeated name, the first value counts. `false`: the text is no parameter, there are too
+    /// many, or a second `realm` or `service` differs. These two decide where a credential is sent.
     fn add(&mut self, text: &str) -> bool {
         let parts = PARAMETER.captures(text);
         let Some((name, value)) = parts.and_then(|parts| Some((parts[1].to_ascii_lowercase(), value(&parts[2])?)))
@@ -57,8 +57,7 @@ impl Challenge {
     }
 }
 
-/// A quoted or a plain value. A plain value may be a URL and may have spaces, as some registries send it. No word after
-/// a space may contain `=`: the word may be another parameter.
+/// A quoted or plain value. Some registries send a plain value with spaces; a word with `=` may be another parameter.
 fn value(text: &str) -> Option<String> {
     if text.starts_with('"') {
         return Some(ESCAPED.replace_all(&QUOTED.captures(text)?[1], "$1").into_owned());
@@ -68,10 +67,7 @@ fn value(text: &str) -> Option<String> {
 }
 
 /// The challenges of all headers. A malformed challenge is skipped. `Basic` is never malformed: its parameters are
-/// unused.
-///
-/// # Errors
-/// The headers are too long, have too many challenges, or have only malformed challenges.
+/// unused. Fails if the headers are too long, or have too many challenges or only malformed ones.
 pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {
@@ -112,7 +108,7 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     if found.len() > CHALLENGES_MAX || (is_broken && !has_known) { Err(MALFORMED.to_owned()) } else { Ok(found) }
 }
 
-/// Whether the headers request a credential by a supported scheme.
+/// Whether the headers have a challenge of a supported scheme.
 pub(crate) fn is_answerable(headers: &HeaderMap) -> bool {
     challenges(headers).is_ok_and(|found| found.iter().any(Challenge::is_known))
 }

@@ -1,7 +1,7 @@
 //! Authenticates requests to a registry (`docs/spec/pull.md §13.8`).
 //!
-//! **Invariant:** a credential, and every token obtained with it, belongs to one pull session. It is sent only to its
-//! registry, and to that registry's token service if the service passes [`check_realm`] and [`may_see`].
+//! **Invariant:** a credential and the tokens obtained with it belong to one pull session. They are sent only to their
+//! registry, and to its token service if [`check_realm`] and [`may_see`] accept the service.
 
 pub(super) mod challenge;
 
@@ -35,7 +35,7 @@ const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 impl PullSession {
-    /// Answers a 401. `shown`: the number of the rejected grant.
+    /// Obtains a grant after a 401. `shown`: the number of the rejected grant.
     pub(super) async fn authenticate(
         &self,
         host: &SessionHost,
@@ -43,7 +43,7 @@ impl PullSession {
         shown: Option<u64>,
     ) -> Result<(), Failure> {
         let place = host.host.origin.authority();
-        // Requests of a pull that are rejected at the same time obtain one token.
+        // Requests of a pull that are rejected at the same time share one new grant.
         let _renewal = host.renewal.lock().await;
         if host.grant().map(|grant| grant.number) != shown {
             return Ok(()); // Another request of this pull was quicker.
@@ -90,22 +90,21 @@ impl PullSession {
         let place = target.origin.authority();
         let credential = host.credential.as_ref().filter(|_| may_see(&target.origin, &host.host.origin));
         if host.credential.is_some() && credential.is_none() {
-            // Public content needs no credential.
+            // The token is requested without the credential: public content needs none.
             host.withheld.get_or_init(|| target.origin.clone());
         }
         let service = challenge.parameter("service");
         let (request, as_form) = token_requests(&target, service, credential, host)?;
-        // One slot for both forms, acquired before the deadline starts: a wait for other pulls says nothing about the
-        // service.
+        // One slot for both requests. The wait for the slot, which depends on other pulls, is not part of the deadline.
         let _slot = self.shared.transport.slots.acquire(&target.origin, &Urgency::is_next()).await;
-        // One deadline for both forms and the body: a request that needs a token fails over as early as other requests.
+        // One deadline for both requests and the body, so that a token request fails over as early as other requests.
         let timeout = self.shared.transport.header_timeout;
         let is_own = target.origin == host.host.origin;
         let of_service = |failure: Failure| if is_own { failure } else { failure.of(Party::TokenService) };
         let began = Instant::now();
         let exchange = async {
             match (self.exchange_token(host, request, &place).await, as_form) {
-                // The OAuth 2 form of the token protocol: some services support only this form.
+                // Some services support only `POST`, the OAuth 2 form of the token protocol.
                 (Ok(None), Some(as_form)) => self.exchange_token(host, as_form, &place).await,
                 (answer, _) => answer,
             }
@@ -153,11 +152,11 @@ impl PullSession {
         if answer.status == StatusCode::METHOD_NOT_ALLOWED {
             return Ok(None);
         }
-        // A service may send a token with an error status, too. Such a body is not shown.
+        // An error answer may contain a token. Then its body is not shown.
         let has_token = body.windows(6).any(|part| part == b"token\"");
         let shown: &[u8] = if has_token { &[] } else { &body[..body.len().min(ERROR_BYTES_MAX)] };
         let words = explanation(&kind, shown, body.len() > ERROR_BYTES_MAX, &self.secrets());
-        // A registry may name any host as its token service. So the answer of another origin is not shown.
+        // A registry may name any host as its token service. So the body from another origin is not shown.
         let words = words.filter(|_| answer.target.origin == host.host.origin);
         let words = words.map(|words| format!(": {words}")).unwrap_or_default();
         let message = format!("token service `{place}` answered {}{words}", answer.status);
@@ -173,7 +172,6 @@ impl PullSession {
     }
 }
 
-/// The failure of a token service with an unusable answer.
 fn unusable(place: &str, what: &str) -> Failure {
     let fault = Fault::new(ErrorClass::AnswerInvalid, Stage::Token);
     denied(format!("token service `{place}` {what}")).with_fault(fault).into()
@@ -217,17 +215,14 @@ fn pair(name: &str, value: &str) -> String {
     format!("{name}={}", utf8_percent_encode(value, QUERY))
 }
 
-/// Whether a token service may receive the registry's credential: it must use HTTPS or be the registry's own origin.
-/// Over plain HTTP an attacker can rewrite the challenge and redirect the credential.
+/// Whether a token service may receive the registry's credential. Over plain HTTP, an attacker can rewrite the
+/// challenge and redirect the credential, so only HTTPS or the registry's origin is accepted.
 fn may_see(service: &Origin, registry: &Origin) -> bool {
     service.is_https() || service == registry
 }
 
-/// The target of a token request, if it is allowed.
-///
-/// The realm may be on another host, as for Docker Hub. It must use HTTPS, unless the registry is on the same host and
-/// uses HTTP. It must not be an internal address, unless the registry's address is internal or the configuration lists
-/// it.
+/// The target of a token request. The realm may be on another host, as for Docker Hub. It must use HTTPS, unless the
+/// registry on the same host uses HTTP. An internal realm needs an internal registry, or an entry in the configuration.
 fn check_realm(realm: &str, registry: &Origin, listed: &[Origin]) -> Result<Target, RuntimeError> {
     let place = registry.authority();
     let refuse = |why: String| denied(format!("registry `{place}` names a token service that is not asked: {why}"));

@@ -38,20 +38,19 @@ use crate::{
 const REFILL_BYTES: u64 = 1 << 20;
 /// A host that sent wrong bytes of a blob this often is not asked for the blob again.
 const WRONG_MAX: u32 = 2;
-/// A second request for a slow connection's bytes ends after this many bytes that were already received.
+/// The second request for the bytes of a slow connection receives at most this many bytes again.
 const TWICE_MAX: u64 = 1 << 20;
 /// For an answer that does not match the request: another answer may match.
 const AGAIN: Retry = Retry::Again { times: 2 };
 
 impl PullSession {
-    /// As [`Self::fetch_document_blob`], for a blob that is needed in memory at once.
+    /// As [`Self::fetch_document_blob`], but returns the bytes in memory.
     pub(crate) async fn fetch_blob_bytes(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let document = self.fetch_document_blob(descriptor, limit).await?;
         self.parse(&document, Bytes::clone).await
     }
 
-    /// Fetches a small blob and verifies its size and digest. A host that sent wrong content is tried once more, after
-    /// all other hosts.
+    /// Fetches a small blob, and verifies size and digest. A host with wrong content is retried once, after all others.
     pub(crate) async fn fetch_document_blob(
         &self,
         descriptor: &Descriptor,
@@ -107,26 +106,25 @@ pub(crate) struct BlobSource {
     notes: Arc<Mutex<HostNotes>>,
 }
 
-/// The results of this blob's requests at each host. A host is an index in the session's list.
+/// The results of the blob's requests at each host (an index in the session's list).
 #[derive(Debug, Default)]
 struct HostNotes {
     served: BTreeSet<usize>,
     /// Hosts that sent at least one byte of the blob.
     counted: BTreeSet<usize>,
-    /// Hosts that do not have the blob.
     lacking: BTreeSet<usize>,
     /// How often a host sent wrong content.
     wrong: BTreeMap<usize, u32>,
     /// How many fetches returned a wrong blob.
     fetches: usize,
-    /// Hosts that do not support ranges: requests to them are for the whole blob.
+    /// Hosts that do not support ranges. They are asked for the whole blob.
     whole_only: BTreeSet<usize>,
-    /// Hosts with a connection that a connection to another host has overtaken.
+    /// Hosts with a connection that was overtaken by another host's connection.
     slow: BTreeSet<usize>,
 }
 
 impl HostNotes {
-    /// The hosts to ask: all hosts of the best tier. The tiers are: no problem, slow, wrong once, without the blob.
+    /// The hosts of the best tier. The tiers, best first: no problem, slow, wrong content once, without the blob.
     fn usable(&self, hosts: &[usize]) -> Vec<usize> {
         let tier = |host: &usize| match self.wrong.get(host).copied().unwrap_or_default() {
             WRONG_MAX.. => None,
@@ -151,7 +149,7 @@ impl BlobSource {
         stream
     }
 
-    /// A stream for a later span.
+    /// A stream that reads a later span ahead.
     fn stream_ahead(&self, span: Range<u64>) -> BlobStream {
         let meter = Arc::<WindowMeter>::default();
         let metered = Arc::clone(&meter);
@@ -164,7 +162,7 @@ impl BlobSource {
             attempts: None,
             meter,
             ticket: None,
-            // A wait for a slot says nothing about the connection.
+            // The meter starts when the request has a slot: a wait for a slot says nothing about the connection.
             urgency: Urgency::reads_ahead(move || metered.wait(Instant::now())),
         }
     }
@@ -182,9 +180,8 @@ impl BlobSource {
         Query { path, is_head: false, range: None, is_tag: false, subject, urgency: Arc::clone(urgency) }
     }
 
-    /// The host for a second request of the bytes from `offset`, which `slow` sends too slowly: another host in good
-    /// health, or else the same host. `None`: no host is suitable. A host that ignores ranges is
-    /// unsuitable if it would send more than [`TWICE_MAX`] bytes again.
+    /// The host for a second request from `offset` on, because `slow` is too slow: another healthy host, else the same
+    /// host. `None`: no host is suitable. A host that ignores ranges may send at most [`TWICE_MAX`] bytes again.
     fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
         let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
         let (usable, whole_only) = {
@@ -200,10 +197,8 @@ impl BlobSource {
         others.chain([slow]).find(suits)
     }
 
-    /// Records and logs the hosts that sent bytes of a wrong blob. After a digest mismatch, a host gets a second try,
-    /// after all others. After another error, a mirror is not used for the blob again.
-    ///
-    /// `false`: another fetch cannot help.
+    /// Records and logs the hosts that sent a wrong blob. After a digest mismatch, a host is tried once more, after all
+    /// others. After another error, a mirror is not used again for the blob. `false`: another fetch cannot help.
     pub(crate) fn distrust_senders(&self, error: &RuntimeError) -> bool {
         let mut notes = locked(&self.notes);
         let served = std::mem::take(&mut notes.served);
@@ -227,7 +222,7 @@ impl BlobSource {
         let hosts = self.session.hosts.iter().enumerate().filter(|(_, host)| host.host.capabilities.pull);
         let hosts: Vec<usize> = hosts.map(|(index, _)| index).collect();
         notes.fetches += 1;
-        // If every host sends a wrong blob, the blob is fetched once more in total, not once more from each host.
+        // If all hosts send a wrong blob, the blob is fetched once more in total, not once more from each host.
         found && notes.fetches <= hosts.len() && !notes.usable(&hosts).is_empty()
     }
 
@@ -284,19 +279,18 @@ impl BlobSource {
     }
 }
 
-/// The host that answered a request (an index in the session's list), and its body.
+/// The body of an answer, and its host (an index in the session's list).
 #[derive(Debug)]
 struct Sender {
     body: BodyReader,
     host: usize,
     place: String,
-    /// The sender is the target of the host's redirect.
+    /// The body comes from the target of the host's redirect.
     is_redirected: bool,
-    /// When the request began.
     began: Instant,
     /// Bytes to skip at the start of the body: the request was for the whole blob.
     skip: u64,
-    /// The body has sent at least one byte.
+    /// At least one byte has arrived.
     is_counted: bool,
 }
 
@@ -325,10 +319,8 @@ impl BlobStream {
         if self.sender.is_some() || is_empty { Ok(()) } else { self.open().await }
     }
 
-    /// The next bytes; `None` at the end of the span.
-    ///
-    /// A body that breaks off is continued from its next byte, at the next host if there is another. Retries are
-    /// bounded. The time between two calls is not silence. Dropping the future loses no bytes.
+    /// The next bytes; `None` at the end of the span. A body that breaks off continues from its next byte, if possible
+    /// at the next host, with bounded retries. Time between calls is not silence. Dropping the future loses no bytes.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(sender) = &mut self.sender else {
@@ -353,7 +345,7 @@ impl BlobStream {
                     }
                 }
                 ended => {
-                    // The connection may break after the last byte: then no byte is missing.
+                    // If the connection breaks after the last byte, no byte is missing.
                     if let Some(sender) = self.sender.take()
                         && self.reached < self.end
                     {
@@ -396,7 +388,7 @@ impl BlobStream {
         Ok(Some(chunk))
     }
 
-    /// Records a body that ended early. `problem` is `None` if it ended without an error.
+    /// Records a body that ended early. `problem`: `None` if the body ended without an error.
     fn broken(&mut self, sender: &Sender, problem: Option<ReadError>) {
         self.unbroken = 0;
         let Descriptor { digest, size, .. } = &self.source.descriptor;
@@ -477,7 +469,6 @@ impl BlobStream {
     }
 }
 
-/// The `Range` header of a span. `None` for the whole blob. A span to the end of the blob gets no upper bound.
 fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     match (span.start, span.end) {
         (0, end) if end == size => None,
@@ -486,7 +477,7 @@ fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     }
 }
 
-/// The end of the body, if the head promises exactly the span. From offset 0, the whole blob is accepted, too.
+/// The end of the body, if the head promises exactly the span. At offset 0, the whole blob is accepted, too.
 fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let Range { start, end } = *span;

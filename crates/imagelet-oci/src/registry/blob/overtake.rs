@@ -22,15 +22,15 @@ use crate::registry::locked;
 /// Maximum number of second requests of one blob. With [`TWICE_MAX`] it bounds the bytes that are received twice.
 const RIVALS_MAX: u32 = 16;
 
-/// The connection that delivers the next bytes.
+/// The current connection, which delivers the next bytes.
 pub(super) struct Lead<'a> {
     pub(super) source: &'a BlobSource,
     pub(super) meter: &'a WindowMeter,
-    /// The span that the connection has not delivered.
+    /// The span that is not delivered yet.
     pub(super) rest: Range<u64>,
 }
 
-/// The race of one blob; at most one rival runs.
+/// The race of the current connection and its rival, which is the second request. At most one rival runs.
 #[derive(Debug, Default)]
 pub(super) struct Race {
     /// All bytes before this offset are delivered.
@@ -51,8 +51,7 @@ impl Race {
         self.rival = None;
     }
 
-    /// Waits until a rival is ahead of the lead; returns its next bytes and its stream. Dropping the future loses no
-    /// bytes.
+    /// Waits until the rival is ahead. Returns its next bytes and its stream. Dropping the future loses no bytes.
     pub(super) async fn overtaken(&mut self, lead: Lead<'_>) -> (Bytes, BlobStream) {
         self.delivered(lead.rest.start);
         let mut last = lead.meter.take_last();

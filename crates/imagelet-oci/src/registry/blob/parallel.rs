@@ -52,11 +52,11 @@ pub(crate) struct RangedStream {
     started: Instant,
     meter: Arc<Meter>,
     head: BlobStream,
-    /// The current part. After its bytes that were read ahead, its stream becomes the head.
+    /// The current part. After the bytes that are read ahead, the stream of the part becomes the head.
     turned: Option<Part>,
     ahead: VecDeque<Part>,
     planned: u64,
-    /// The first request was for a part, and the answer is the whole.
+    /// The host answered the first request, for a part, with the whole blob.
     is_whole: bool,
     /// The offset of the next byte.
     delivered: u64,
@@ -67,7 +67,7 @@ pub(crate) struct RangedStream {
 struct Meter {
     received: AtomicU64,
     answered: AtomicUsize,
-    /// The shortest time to an answer, in nanoseconds: others include waits for a connection or a token.
+    /// The shortest time to an answer, in nanoseconds. Other times include waits for a connection or a token.
     answer: AtomicU64,
 }
 
@@ -101,7 +101,7 @@ struct Part {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-/// Bytes, and their permit from the read-ahead limit of all blobs.
+/// Bytes, with their permit from the read-ahead limit of all blobs.
 type BufferedBytes = (Bytes, Option<OwnedSemaphorePermit>);
 
 impl BlobSource {
@@ -159,8 +159,8 @@ impl RangedStream {
         }
     }
 
-    /// The next bytes of the current connection, or of a rival that overtakes it. `None`: the current connection is at
-    /// its end, or the current part has no more bytes in memory.
+    /// The next bytes of the current connection, or of the rival that overtakes it. `None`: the connection is at its
+    /// end, or the part has no more bytes in memory.
     async fn step(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         let Self { source, head, turned, race, meter, delivered, .. } = self;
         let part = turned.as_ref();
@@ -184,7 +184,7 @@ impl RangedStream {
         self.is_whole || !locked(&self.source.notes).whole_only.is_empty()
     }
 
-    /// Closes the connections. The next bytes are requested again from the current offset.
+    /// Closes all connections. The next bytes are requested again.
     pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);
@@ -195,7 +195,7 @@ impl RangedStream {
         self.planned = self.head.end;
     }
 
-    /// A host that ignores ranges sends the whole blob: no other connection is needed.
+    /// A host that ignores ranges sends the whole blob. Then no other connection is needed.
     fn heed_extent(&mut self) {
         if self.head.end == self.source.size() {
             self.ahead.clear();
@@ -258,7 +258,7 @@ impl RangedStream {
     }
 }
 
-/// The next bytes of a part, or of the head if there is no part. After its last bytes, the part's stream is the head.
+/// The next bytes of a part, else of the head. After the last bytes of the part, its stream is the head.
 async fn next_of(
     turned: &mut Option<Part>,
     head: &mut BlobStream,
@@ -286,7 +286,7 @@ struct Reader {
 
 impl Reader {
     async fn run(mut self, reads_ahead: bool) -> Result<BlobStream, RuntimeError> {
-        // The request is not cancelled: otherwise the host has to send the same bytes again.
+        // A request is never cancelled before its answer: the host would have to answer twice.
         self.meter.answered_after(&mut self.stream).await?;
         let urgency = Arc::clone(&self.stream.urgency);
         let mut turned = pin!(urgency.raised());

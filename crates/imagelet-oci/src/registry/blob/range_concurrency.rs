@@ -1,7 +1,7 @@
 //! Decides the number of connections of one blob; does no I/O.
 //!
-//! One connection is enough while the next stage has work. If that stage waits for bytes, connections are added one at
-//! a time while each raises the rate. If it no longer waits, a connection is removed.
+//! While the next stage waits for bytes, connections are added one at a time, as long as each raises the rate. When the
+//! stage no longer waits, a connection is removed.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ pub(crate) const RANGED_MIN: u64 = 16 << 20;
 /// The first range of a larger blob. It is short, so that the rate is measured early.
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
 const RANGE_GROWTH: u64 = 4;
-/// The longest range of a single connection: a host that becomes slow is used until its range ends.
+/// Maximum range of a single connection. A host that becomes slow is used until its range ends.
 const RANGE_MAX: u64 = 32 << 20;
 pub(crate) const PART: u64 = 2 << 20;
 /// The next range is requested when at least this many bytes of the current range are left, to hide the round trip.
@@ -20,11 +20,10 @@ const CONNECTIONS_MAX: usize = 8;
 const WINDOW: Duration = Duration::from_millis(50);
 const WINDOW_BYTES: u64 = 128 << 10;
 const WINDOW_MAX: Duration = Duration::from_secs(1);
-/// Above this share of waiting time the network is the bottleneck.
+/// Above this share of waiting time, the network is the bottleneck.
 const READER_WAIT_HIGH: f64 = 0.25;
 const READER_WAIT_LOW: f64 = 0.05;
-/// The share of its expected gain that a new connection must reach. With `n` connections, `n / (n - 1)` of the earlier
-/// rate is expected.
+/// A new connection must reach this share of its expected gain, which is `1 / (n - 1)` of the rate for `n` connections.
 const GAIN_SHARE: f64 = 0.3;
 const HOLD: Duration = Duration::from_secs(2);
 
@@ -45,7 +44,7 @@ pub(crate) struct Pace {
     rate: u64,
     range: u64,
     mark: Option<TransferSample>,
-    /// The rate before the newest connection, while that connection is on trial.
+    /// The rate before the newest connection, until that connection is accepted or removed.
     on_trial: Option<f64>,
     hold_until: Duration,
     /// Rates are measured once this many parts have begun to arrive: then they include the newest connection.
@@ -75,7 +74,7 @@ impl Pace {
         range
     }
 
-    /// The rest of a range at which the next one is requested: as many bytes as arrive until its answer.
+    /// The next range is requested when this many bytes are left: as many bytes as arrive until its answer.
     pub(crate) fn lead(&self, answer: Duration) -> u64 {
         let milliseconds = u64::try_from(answer.as_millis()).unwrap_or(u64::MAX);
         (self.rate.saturating_mul(milliseconds) / 1000).clamp(LEAD_MIN, LEAD_MAX)
@@ -83,7 +82,7 @@ impl Pace {
 
     pub(crate) fn observe(&mut self, seen: TransferSample) {
         let Some(mark) = self.mark.filter(|_| seen.answered >= self.settled_at) else {
-            // The trial of a connection starts with its first byte; the time to open it is not measured.
+            // The trial of a connection starts with its first byte, so the time to open the connection is not measured.
             self.mark = Some(seen);
             return;
         };

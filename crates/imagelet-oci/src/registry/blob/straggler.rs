@@ -1,8 +1,7 @@
 //! Decides when a connection that is far slower than the others of its pull gets a rival; does no I/O.
 //!
-//! A connection is measured over windows of time in which it waits for the network. The usual rate is the median of the
-//! pull's last windows, over all its layers and hosts. A connection far below that is a straggler if a rival saves
-//! enough.
+//! The rate of a connection is measured in windows of waiting time. The usual rate is the median of the pull's last
+//! windows. A connection far below the usual rate is a straggler if a rival saves enough time.
 
 use std::{collections::VecDeque, sync::Mutex, time::Duration};
 
@@ -13,7 +12,7 @@ use crate::registry::locked;
 /// A window ends after this waiting time, or after [`WINDOW_BYTES`].
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_BYTES: u64 = 1 << 20;
-/// The minimum waiting time in a rate: bytes that arrived before the wait have no rate.
+/// The minimum waiting time of a rate: bytes that arrive before the wait have no rate.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 const RATES_MAX: usize = 16;
 /// With fewer rates there is no usual rate.
@@ -23,7 +22,7 @@ const SLOW_SHARE: f64 = 0.125;
 /// A rival must save at least this time.
 const GAIN_MIN: Duration = Duration::from_secs(2);
 
-/// The bytes that one connection received, and the time that it waited for them.
+/// The bytes that one connection received, and the time that the connection waited for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Window {
     pub(super) bytes: u64,
@@ -36,7 +35,7 @@ impl Window {
     }
 }
 
-/// Whether a connection that still has to deliver `left` bytes gets a rival; `usual`: bytes per second.
+/// Whether a connection that still has to deliver `left` bytes gets a rival. `usual`: bytes per second.
 pub(super) fn is_straggler(window: Window, left: u64, usual: Option<f64>) -> bool {
     let Some(usual) = usual.filter(|_| window.waited >= WINDOW) else { return false };
     let rate = window.rate();
@@ -110,14 +109,14 @@ impl WindowMeter {
         locked(&self.0).last.take()
     }
 
-    /// The current window, including the wait that is not over.
+    /// The current window, including the current wait.
     pub(super) fn window(&self, now: Instant) -> Window {
         let metered = locked(&self.0);
         let waits = metered.waits_since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();
         Window { waited: metered.window.waited + waits, ..metered.window }
     }
 
-    /// The time until the current window ends if the wait continues. If the window is over: one [`WINDOW`].
+    /// The time until the current window ends if the wait continues, or a whole [`WINDOW`] if the window is over.
     pub(super) fn ends_in(&self, now: Instant) -> Duration {
         WINDOW.checked_sub(self.window(now).waited).filter(|left| !left.is_zero()).unwrap_or(WINDOW)
     }

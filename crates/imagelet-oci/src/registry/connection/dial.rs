@@ -1,4 +1,4 @@
-//! TCP connections by happy eyeballs (RFC 8305): both address families in turn, the first connection wins.
+//! TCP connections by happy eyeballs (RFC 8305): address families alternate, and the first connection is used.
 
 use std::{future::Future, io, net::SocketAddr, time::Duration};
 
@@ -12,9 +12,9 @@ use tokio::{
 
 use crate::registry::path_check::steps::record;
 
-/// The delay before the next address is tried in parallel, as RFC 8305 recommends.
+/// The delay after which the next address is tried in parallel, as RFC 8305 recommends.
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
-/// More addresses of one name are not tried, so that all attempts start within the default deadline.
+/// Maximum number of addresses of one name, so that all attempts start within the default deadline.
 const ADDRESSES_MAX: usize = 16;
 /// Maximum number of failed addresses in a message.
 const SHOWN_MAX: usize = 4;
@@ -79,8 +79,7 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     order
 }
 
-/// Starts an attempt per address: [`ATTEMPT_DELAY`] after the previous attempt, or when an attempt fails. Returns the
-/// first success.
+/// Attempts start [`ATTEMPT_DELAY`] apart, or earlier if an attempt fails. Returns the first success.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

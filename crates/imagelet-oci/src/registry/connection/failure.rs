@@ -1,4 +1,4 @@
-//! The error for a host that could not be reached, its class, and a hint if a correction is known.
+//! The error for an unreachable host, its class, and a hint if a correction is known.
 
 use std::{
     error::Error as StdError,
@@ -48,7 +48,7 @@ pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send 
             Some((format!("could not set up TLS with registry `{host}`"), client_hint(host)))
         }
         (_, Some(refusal)) => {
-            // The problem says the same as the cause, so the cause is omitted.
+            // The cause is omitted, because the problem says the same.
             if let Some((problem, hint)) = tls_problem(refusal, host) {
                 let message = format!("could not set up TLS with registry `{host}`: {problem}");
                 return with(fault, message).with_hint(hint).not_an_outage();
@@ -75,7 +75,7 @@ pub(crate) fn is_unexplained(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(<dyn StdError>::is::<Rejected>)
 }
 
-/// The error if a proxy that forwards plain HTTP requires a credential, or a different one.
+/// The error if a proxy that forwards plain HTTP requires a credential, or rejects the configured credential.
 pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
     let status = StatusCode::PROXY_AUTHENTICATION_REQUIRED;
     let message = format!("could not reach registry `{host}`: proxy `{proxy}` answers {status}");
@@ -107,7 +107,7 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> (ErrorClass, Stage) {
         (Some(Dial(DialError::Unresolved { .. })), _) => (ErrorClass::HostNotFound, Stage::Dns),
         (Some(Dial(DialError::Late { .. })), _) => (ErrorClass::Unreachable, Stage::Connect),
         (Some(Dial(DialError::Failed(attempts))), _) => {
-            // The first address, which the resolver prefers, decides the class.
+            // The class is that of the first address, which the resolver prefers.
             let class = attempts.first().and_then(|(_, error)| io_class(error));
             (class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)
         }

@@ -1,9 +1,9 @@
-//! Limits the requests that run at one host at once, over all pulls of the process, and the connections that one client
-//! (one set of TLS settings and proxy) opens to the host.
+//! Limits the parallel requests to one host, over all pulls of the process, and the connections of one client (one set
+//! of TLS settings and proxy) to the host.
 //!
-//! A request has a slot from before its connection until the end of its body. Slots are granted in the order of the
-//! requests, so that a pull waits only for earlier requests. Requests that read ahead get only a part of the slots. So
-//! a request that the reader needs next never waits for parts that wait for it.
+//! A request has a slot from before its connection until the end of its body. Slots are granted in the order of
+//! requests. Requests that read ahead get only a part of the slots. Otherwise the request that the reader needs next
+//! could wait for read-ahead requests, which wait for the reader.
 
 use std::{
     collections::HashMap,
@@ -20,7 +20,6 @@ use crate::registry::locked;
 /// From this number on, hosts without a request are removed.
 const HOSTS_MAX: usize = 1024;
 
-/// Permits for each host and port.
 #[derive(Debug)]
 pub(crate) struct HostPermits {
     max: usize,
@@ -39,7 +38,7 @@ impl HostPermits {
     fn of(&self, origin: &Origin) -> Arc<Semaphore> {
         let mut hosts = locked(&self.hosts);
         if hosts.len() >= HOSTS_MAX {
-            // A permit, and a wait for a permit, have a reference to the semaphore.
+            // Each permit, and each wait for a permit, has a reference to the semaphore.
             hosts.retain(|_, permits| Arc::strong_count(permits) > 1);
         }
         let permits = hosts.entry((origin.host().to_owned(), origin.port()));
@@ -78,10 +77,10 @@ impl HostSlots {
     }
 }
 
-/// Whether the reader needs the request's bytes next. Of a request that reads ahead it does not; the request is woken when it does.
+/// Whether the reader needs the bytes of a request next. If a request reads ahead, [`Urgency::raise`] wakes it.
 pub(crate) struct Urgency {
     is_next: CancellationToken,
-    /// Called when the request has a slot.
+    /// Called when the request gets its slot.
     on_slot: Box<dyn Fn() + Send + Sync>,
 }
 

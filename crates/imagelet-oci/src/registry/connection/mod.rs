@@ -29,8 +29,7 @@ pub(super) use self::{
     transport::{BodyReader, ReadError, Request, RequestKind, Response, Transport, drain},
 };
 
-/// An error of the HTTP client. Displays the first cause that explains the failure, without the library's wrappers around
-/// it, such as `client error (Connect)` and `connection error`.
+/// An error of the HTTP client, displayed without wrappers of the library, such as `client error (Connect)`.
 #[derive(Debug)]
 pub(crate) struct HttpError(Box<dyn Error + Send + Sync>);
 
@@ -39,7 +38,7 @@ impl HttpError {
         Self(Box::new(error))
     }
 
-    /// The library's original error, for classification.
+    /// The original error of the library, for classification.
     pub(crate) fn get_ref(&self) -> &(dyn Error + 'static) {
         &*self.0
     }

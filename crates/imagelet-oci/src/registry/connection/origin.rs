@@ -13,7 +13,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 const URL_BYTES_MAX: usize = 16 << 10;
 const NOT_IN_URLS: &AsciiSet =
     &CONTROLS.add(b' ').add(b'"').add(b'<').add(b'>').add(b'`').add(b'{').add(b'|').add(b'}').add(b'^');
-/// Networks of this machine, of a site or of a link, and networks whose addresses belong to no single host.
+/// Networks of this machine, of a site or of a link, and multicast and broadcast addresses.
 const INTERNAL: [&str; 13] = [
     "0.0.0.0/8",
     "10.0.0.0/8",
@@ -72,7 +72,6 @@ impl Origin {
         self.port == default_port(self.is_https)
     }
 
-    /// The same host and port, over TLS.
     pub(crate) fn over_tls(&self) -> Self {
         Self { is_https: true, ..self.clone() }
     }
@@ -93,8 +92,8 @@ impl Origin {
     }
 }
 
-/// Whether a host may direct requests to an origin, by the token service of a challenge or by a redirect. From outside
-/// the network into it, this is allowed only if the registry's configuration lists the origin.
+/// Whether `from` may direct requests to `to`, by the token service of a challenge or by a redirect. From an external
+/// host to an internal origin, this needs an entry in the registry's configuration.
 pub(crate) fn may_send_on(from: &Origin, to: &Origin, listed: &[Origin]) -> bool {
     !to.is_internal() || from.is_internal() || listed.contains(to)
 }
@@ -206,7 +205,7 @@ fn without_dots(path_and_query: &str) -> String {
             other => kept.push(other),
         }
     }
-    // A path that ends with `.` or `..` names a directory.
+    // A path that ends with `.` or `..` is a directory.
     if path.ends_with("/.") || path.ends_with("/..") {
         kept.push("");
     }
@@ -214,7 +213,7 @@ fn without_dots(path_and_query: &str) -> String {
 }
 
 /// The address of a host that is an IP address or `localhost`. A form that only resolvers accept, such as `127.1` or
-/// `0x7f000001`, becomes 0.0.0.0: an internal address that is not loopback.
+/// `0x7f000001`, becomes 0.0.0.0, which is internal but not loopback.
 fn address(host: &str) -> Option<IpAddr> {
     let host = host.trim_end_matches('.');
     let odd = IpAddr::V4(Ipv4Addr::UNSPECIFIED);

@@ -1,7 +1,7 @@
-//! Network waits of one pull: time without a byte over all connections (`docs/spec/pull.md §13.2`), waits for heads.
+//! Network waits of one pull: the time without a byte (`docs/spec/pull.md §13.2`), and the waits for response heads.
 //!
-//! The time counts only while a request waits for the network. Unpacking, the wait for a slot and a registry's
-//! `Retry-After` do not count.
+//! The time counts while a request waits for the network, over all connections. Unpacking, the wait for a slot and the
+//! `Retry-After` of a registry do not count.
 
 use std::{
     future::Future,
@@ -48,7 +48,6 @@ impl Reception {
         Self { silence_max, silence: SharedClock::new() }
     }
 
-    /// A connection of the pull has received bytes.
     pub(crate) fn received(&self) {
         self.silence.reset();
     }
@@ -57,7 +56,7 @@ impl Reception {
         self.silence.run()
     }
 
-    /// Waits for the network, at most until the silence limit of the pull or of this connection.
+    /// Waits for the network, at most until the silence limit of the pull or of the connection (`limit`).
     pub(crate) async fn within<F: Future>(&self, limit: Duration, future: F) -> Result<F::Output, Silent> {
         let mut future = pin!(future);
         let _waiting = self.waiting();
@@ -82,7 +81,7 @@ tokio::task_local! {
     static OF_ATTEMPT: Arc<HeadWait>;
 }
 
-/// The response head that an attempt waits for, if it waits. During the wait, the request decides when it is too late.
+/// The response head that an attempt waits for. During the wait, the request decides when the head is late.
 #[derive(Debug, Default)]
 pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
 
@@ -93,7 +92,6 @@ pub(crate) struct AwaitedHead {
     pub(crate) stage: Stage,
     /// The server is the target of a redirect.
     pub(crate) is_redirected: bool,
-    /// When the request was sent.
     pub(crate) since: Instant,
 }
 
@@ -108,25 +106,23 @@ impl HeadWait {
     }
 }
 
-/// Records the head that the current attempt waits for, if it waits. `false`: no request watches the attempt.
+/// Sets the head that the current attempt waits for. `false`: no request watches the attempt.
 pub(crate) fn awaits(head: Option<AwaitedHead>) -> bool {
     OF_ATTEMPT.try_with(|wait| *locked(&wait.0) = head).is_ok()
 }
 
 impl AwaitedHead {
-    /// The failure if the head did not arrive within the limit.
     pub(crate) fn late(&self, limit: Duration) -> Failure {
         no_answer(&self.place, self.stage, Silent::Connection(limit)).of_redirect(self.is_redirected)
     }
 }
 
-/// The failure of a server that received a request and sent nothing.
 pub(crate) fn no_answer(place: &str, stage: Stage, silent: Silent) -> Failure {
     let error = unavailable(ErrorClass::TimedOut, stage, format!("registry `{place}` did not answer"));
     Failure { error: error.caused_by(silent), retry: silent.retry() }
 }
 
-/// Time that passes while at least one task waits. Tasks that wait at the same time count once.
+/// The time in which at least one task waits. Parallel waits count once.
 #[derive(Debug)]
 pub(crate) struct SharedClock(Mutex<Passed>);
 

@@ -9,10 +9,9 @@ pub(crate) struct ConnectionSettings {
     pub(crate) tls: TlsSettings,
     /// `None`: the deadline of the registry client.
     pub(crate) dial_timeout: Option<Duration>,
-    /// The host's own proxy. It overrides the proxy rules and the environment variables. In the key of a client: the
-    /// chosen proxy.
+    /// The host's proxy, which overrides the proxy rules and the variables. In the key of a client: the chosen proxy.
     pub(crate) proxy: Option<Arc<Proxy>>,
-    /// A loopback host without a configured scheme: plain HTTP, or TLS.
+    /// A loopback host without a configured scheme: it speaks plain HTTP or TLS.
     pub(crate) may_be_tls: bool,
 }
 
@@ -39,19 +38,18 @@ impl fmt::Debug for Identity {
 }
 
 impl ConnectionSettings {
-    /// For a loopback host over TLS. If it has no TLS settings, its certificate is not verified.
+    /// For a loopback host over TLS. Without TLS settings, the certificate is not verified.
     pub(crate) fn for_loopback_tls(mut self) -> Self {
         self.tls.skip_verify |= self.tls == TlsSettings::default();
         self
     }
 
-    /// For an origin other than the host: the host's TLS settings, but not its client certificates and its proxy. A
-    /// client certificate is a credential of the host.
+    /// For another origin: the TLS settings of the host, without its client certificates and its proxy.
     pub(crate) fn for_other_origin(self) -> Self {
         Self { proxy: None, ..self.without_identities() }
     }
 
-    /// Without client certificates, which are credentials of their host.
+    /// Client certificates are credentials of their host.
     pub(crate) fn without_identities(mut self) -> Self {
         self.tls.identities.clear();
         self

@@ -1,7 +1,7 @@
 //! The byte stream of one connection (TCP, TLS or a tunnel), as the HTTP client uses it.
 //!
-//! In TLS 1.3 a server checks a client certificate after the client's part of the handshake. Its alert arrives with the
-//! first read. The alert is lost if the server closes the connection while a request is on the way.
+//! In TLS 1.3, a server checks a client certificate after the client's part of the handshake. The server's alert
+//! arrives with the first read, or is lost if the server closes the connection while a request is on the way.
 
 use std::{
     io,
@@ -24,7 +24,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 /// A connection to a registry, or to its proxy.
 pub(crate) struct RegistryConnection {
     stream: Box<dyn Stream>,
-    /// The server requested a client certificate and has sent no data yet. An end before its first byte is a rejection.
+    /// The server requested a client certificate and has sent no data yet. An end of the stream is then a rejection.
     pub(super) undecided: Option<CertificateRequest>,
     /// A proxy receives the requests, in absolute form.
     pub(super) is_forwarded: bool,
@@ -44,7 +44,7 @@ impl RegistryConnection {
         Self { stream: Box::new(stream), undecided: None, is_forwarded: false, permit: None }
     }
 
-    /// The rejection that caused a failed write: the server's alert, if it has arrived.
+    /// The rejection behind a failed write: the server's alert, if the alert has arrived.
     fn refusal_of_write(&mut self, context: &mut Context<'_>, error: io::Error) -> io::Error {
         let Some(request) = self.undecided else { return error };
         let mut byte = [0];

@@ -38,7 +38,7 @@ const REDIRECTS_MAX: usize = 10;
 /// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// If a request watches the wait, a late head may arrive within this many deadlines, while other attempts run.
+/// If a request watches the wait for a head, the wait ends after this many deadlines. Other attempts run meanwhile.
 const LATE_HEADS: u32 = 4;
 
 #[derive(Debug)]
@@ -47,9 +47,9 @@ pub(crate) struct Transport {
     pub(crate) slots: HostSlots,
     /// Loopback registries without configuration that answered over TLS.
     pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
-    /// And those that were found to speak plain HTTP.
+    /// Loopback registries without configuration that answered in plain HTTP.
     pub(crate) loopback_plain: Mutex<BTreeSet<String>>,
-    /// The redirects from HTTPS to plain HTTP that were warned of.
+    /// The redirects from HTTPS to plain HTTP with a warning in the log.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -60,12 +60,12 @@ pub(crate) struct Transport {
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) connection: ConnectionSettings,
-    /// Headers that are sent only to the origin of `target`: its configured headers and the authorization.
+    /// Headers for the origin of `target` only: its configured headers and the authorization.
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
     pub(crate) kind: RequestKind,
-    /// `Some`: redirects to other origins are followed, without credentials. A redirect from outside the network into
-    /// it is followed only if the list contains its origin.
+    /// `Some`: redirects to other origins are followed, without credentials. A redirect of an external host to an
+    /// internal origin is followed only if the list contains the origin.
     pub(crate) redirects: Option<Arc<[Origin]>>,
     pub(crate) stage: Stage,
     /// `None`: the caller already has a slot for the target's origin.
@@ -98,7 +98,7 @@ pub(crate) struct ResponseBody {
 }
 
 impl Request {
-    /// A `GET` that is not redirected to other origins; the caller needs its response next.
+    /// A `GET` without redirects to other origins. The caller needs its response next.
     pub(crate) fn get(target: Target, connection: &ConnectionSettings) -> Self {
         Self {
             target,
@@ -112,7 +112,7 @@ impl Request {
         }
     }
 
-    /// The HTTP request to a target. After a redirect to another origin, the `bound` headers are not sent.
+    /// After a redirect to another origin, the `bound` headers are not sent.
     fn http(&self, target: &Target, is_redirected: bool) -> Result<http::Request<Full<Bytes>>, http::Error> {
         let mut headers = self.open.clone();
         if !is_redirected {
@@ -184,8 +184,7 @@ impl Transport {
         Err(refused(&request.target, stage, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
-    /// Sends one request. If a loopback host answers plain HTTP with 400, or not in HTTP, TLS is tried, as by
-    /// containerd.
+    /// Sends one request. As containerd does, tries TLS if a loopback host answers plain HTTP with 400 or not in HTTP.
     async fn exchange(
         &self,
         request: &Request,
@@ -242,7 +241,7 @@ impl Transport {
         }
     }
 
-    /// The deadline for the head starts when the connection is made; the connector has its own deadlines. If a request
+    /// The deadline for the head starts when the connection is made; the connector has separate deadlines. If a request
     /// watches the wait, the request decides when the head is late.
     async fn exchange_once(
         &self,
@@ -347,7 +346,7 @@ impl ReadError {
     }
 }
 
-/// Reads one body. The wait for each byte is limited; the time between two reads does not count.
+/// Reads one body. The wait for each chunk is limited; the time between two reads does not count.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
     body: ResponseBody,

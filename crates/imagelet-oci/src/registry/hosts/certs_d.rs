@@ -119,9 +119,8 @@ pub(super) fn parse(
         let is_mirror = !host.origin.is_same_place(&own_place);
         hosts.push(Host { is_mirror, names_registry: is_mirror, ..host });
     }
-    // In a registry's own directory, `server` is the operator's address of the registry and receives the registry's
-    // credential.
-    // In `_default`, `server` is a shared cache and must not receive the credentials of the registries.
+    // In a registry's directory, `server` is the operator's address of the registry and receives the registry's
+    // credential. In `_default`, `server` is a shared cache and must not receive the credentials of the registries.
     let is_shared = directory.file_name().is_some_and(|name| name == DEFAULT_DIRECTORY);
     let url = shown(&file.server);
     warnings.extend(unknown_capabilities(&file, ""));
@@ -180,7 +179,7 @@ fn client_paths(client: OneOrMany<OneOrMany<String>>) -> Result<Vec<(String, Str
     entries.into_iter().map(pair).collect()
 }
 
-/// Errors do not repeat values: headers may contain secrets.
+/// Errors do not repeat values, because headers may contain secrets.
 fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, values) in settings {
@@ -195,9 +194,8 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
     Ok(headers)
 }
 
-/// Adds the certificates in a folder. As in containers/image, an authority that is a link to a missing file is skipped,
-/// and so is a folder that this user may not read. Packages link to files of other packages, and the folder is also for
-/// the registries of other users.
+/// Adds the certificates in a folder. As in containers/image, an authority that is a link to a missing file is skipped:
+/// packages link to files of other packages. A folder that this user may not read is skipped, too.
 fn with_certificates(mut host: Host, folder: &Path, found: &mut Vec<String>) -> Result<Host, RuntimeError> {
     let unusable = |problem: String| complaint(folder, &problem);
     let entries = match std::fs::read_dir(folder) {
@@ -228,8 +226,8 @@ fn with_certificates(mut host: Host, folder: &Path, found: &mut Vec<String>) -> 
     Ok(host)
 }
 
-/// Adds the certificates of a host from `registries.conf` (containers-certs.d(5)). The first folder with a directory
-/// for the host is used, in this order: the configured trees, `certs.d` beside the file, the system's folders.
+/// Adds the certificates of a host in `registries.conf` (containers-certs.d(5)). Of these trees, the first with a
+/// directory for the host is used: the configured trees, `certs.d` beside the file, the system's trees.
 pub(super) fn add_certificates(
     sources: &[PathBuf],
     host: Host,
@@ -253,7 +251,6 @@ pub(super) fn add_certificates(
     Ok(host)
 }
 
-/// Reads each `hosts.toml` of a tree.
 pub(super) fn check(root: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
     check_folder(root)?;
     let entries = std::fs::read_dir(root).map_err(|error| complaint(root, &error.to_string()))?;

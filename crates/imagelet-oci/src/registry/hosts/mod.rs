@@ -1,5 +1,4 @@
-//! Reads from the configuration which hosts serve a registry's content (`docs/spec/pull.md §13.1`). The default is the
-//! registry itself.
+//! Reads which hosts serve a registry's content (`docs/spec/pull.md §13.1`). The default is the registry itself.
 //!
 //! ```text
 //! DIRECTORY/     containerd's tree of HOST/hosts.toml
@@ -40,7 +39,7 @@ const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of warnings for one file.
 const WARNINGS_MAX: usize = 16;
 
-/// One host that serves a registry's content, and its configuration.
+/// A host that serves a registry's content, and its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) origin: Origin,
@@ -56,7 +55,6 @@ pub(crate) struct Host {
     pub(crate) credential: Option<Credential>,
 }
 
-/// Where a host has the repository.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostPath {
     /// The path before the repository: `/v2` unless overridden, without a final slash.
@@ -65,7 +63,7 @@ pub(crate) struct HostPath {
     pub(crate) repository: Option<String>,
 }
 
-/// What a host may be asked for, in the terms of `hosts.toml`.
+/// The requests that a host may receive, by the words of `hosts.toml`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Capabilities {
     pub(crate) pull: bool,
@@ -87,7 +85,7 @@ impl Host {
         }
     }
 
-    /// Whether `other` is the same host by the other scheme, which is tried if the host does not speak this scheme.
+    /// Whether `other` is the same host with the other scheme, which is tried if the host does not answer.
     pub(crate) fn is_twin(&self, other: &Self) -> bool {
         self.origin.is_same_place(&other.origin)
             && self.origin.is_https() != other.origin.is_https()
@@ -102,13 +100,13 @@ impl Host {
         Ok(host)
     }
 
-    /// The repository of an image at this host, with the part of its name that is in the base path.
+    /// The repository of an image at this host, including the part of its name in the base path.
     pub(crate) fn repository_of(&self, reference: &Reference) -> String {
         let prefix = self.path.base.strip_prefix("/v2/").map(|prefix| format!("{prefix}/")).unwrap_or_default();
         format!("{prefix}{}", self.path.repository.as_deref().unwrap_or_else(|| reference.path()))
     }
 
-    /// The host's name, and the keys by which a docker configuration may name the image's repository at this host.
+    /// The host's name, and the keys for the image's repository at this host in a docker configuration.
     fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
         let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
         let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
@@ -119,7 +117,7 @@ impl Host {
     }
 }
 
-/// The hosts other than the image's registry. Each is listed once, with all its repositories.
+/// The hosts other than the image's registry, each once, with all its repositories.
 pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<RegistryHost> {
     let own = Host::own(reference.domain()).ok();
     let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
@@ -144,7 +142,7 @@ pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Tar
     if is_plain { Ok(plain) } else { Target::parse(&format!("https://{url}")) }
 }
 
-/// The hosts for an image, in order, the registry last. Reads files. The first source that knows the registry decides.
+/// The hosts for an image in order, the registry last. The first source that knows the registry decides. Reads files.
 pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
     let mut warnings = Vec::new();
@@ -194,8 +192,7 @@ fn kind_of(source: &Path) -> SourceKind {
     }
 }
 
-/// Reads all files of the sources, for every registry. Returns keys and values that have no effect, and files that
-/// cannot be used. An absent source is skipped.
+/// Reads all files of all sources. Returns keys and values without effect, and unusable files. Skips absent sources.
 pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
     let mut found = Vec::new();
     let is_there = |source: &&PathBuf| {
@@ -224,8 +221,8 @@ pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Res
     }
 }
 
-/// Reads a configured file. Its permissions and its folder's are checked: both decide which host receives credentials.
-/// Warnings are added to `found`, and logged once per process: each pull reads the files again.
+/// Reads a configured file, and checks its permissions and its folder's: both decide which host receives credentials.
+/// Warnings are added to `found`, and logged once per process, because each pull reads the files again.
 fn read_file<T>(
     path: &Path,
     found: &mut Vec<String>,
@@ -240,7 +237,7 @@ fn read_file<T>(
     parsed.map_err(|problem| complaint(path, &problem))
 }
 
-/// Reads a value. Adds a warning for each unknown key. An error is returned with its key.
+/// Adds a warning for each unknown key. Returns an error with its key.
 fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     warnings: &mut Vec<String>,
@@ -281,7 +278,7 @@ fn pem(path: &Path) -> Result<Arc<[u8]>, String> {
     Ok(Arc::from(bytes.as_slice()))
 }
 
-/// The parser's message with the line number, without quoted values: the values may be secrets.
+/// The parser's message with the line number, without quoted values, which may be secrets.
 fn toml_problem(text: &str, error: &toml::de::Error) -> String {
     let before = error.span().and_then(|span| text.get(..span.start));
     let line = before.map(|before| format!("line {}: ", 1 + before.matches('\n').count())).unwrap_or_default();

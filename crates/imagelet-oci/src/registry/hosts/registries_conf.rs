@@ -1,5 +1,4 @@
-//! `registries.conf` of containers/image, version 2, with its drop-ins: mirrors, other locations and blocked names by
-//! prefix.
+//! `registries.conf` of containers/image, version 2, and its drop-ins: mirrors, locations, and blocked names.
 
 use std::{
     cmp::Reverse,
@@ -18,7 +17,7 @@ const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
 /// Maximum number of all entries in the folder, including other files.
 const ENTRIES_MAX: usize = 4096;
-/// Keys about short names, and keys for the tools that read the file. They have no effect on a pull here.
+/// Keys for short names, and keys for other tools. They have no effect on a pull.
 const WITHOUT_EFFECT: [&str; 5] = [
     "unqualified-search-registries",
     "short-name-mode",
@@ -71,7 +70,7 @@ fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error>
     String::deserialize(deserializer).map(|text| text.trim_end_matches('/').to_owned())
 }
 
-/// The hosts of an image, if the file or a file in the folder `FILE.d` has a prefix of its name.
+/// The hosts of an image, if the file or a drop-in has a prefix of its name.
 pub(super) fn load(
     file: &Path,
     reference: &Reference,
@@ -101,7 +100,6 @@ fn read_files(file: &Path, found: &mut Vec<String>) -> Result<Vec<(PathBuf, File
     main.into_iter().chain(drop_ins).map(read).collect()
 }
 
-/// The folder of a file's drop-ins.
 pub(super) fn folder(file: &Path) -> PathBuf {
     let mut folder = file.as_os_str().to_owned();
     folder.push(".d");
@@ -134,8 +132,8 @@ fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     Ok(paths)
 }
 
-/// The entry with the longest prefix of a name, its file, and the part of the name after the prefix. An entry replaces
-/// entries of earlier files with the same prefix. Of different prefixes with the same length, the first is chosen.
+/// The entry with the longest prefix of a name, its file, and the rest of the name. An entry replaces the entries with
+/// the same prefix in earlier files. Of different prefixes with the same length, the first is chosen.
 fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Registry, &'a str)> {
     let mut known: Vec<(&K, &Registry)> = Vec::new();
     for (key, file) in files {
@@ -169,8 +167,8 @@ impl File {
 }
 
 impl Registry {
-    /// `rest`: the image's name after the prefix. `blocked` applies to one place. A blocked registry keeps its mirrors,
-    /// as for a disconnected cluster that must not ask the registry. A mirror is blocked by its own entry.
+    /// `rest`: the image's name after the prefix. A blocked registry keeps its mirrors, as for a disconnected cluster
+    /// that must not ask the registry. A mirror is blocked by the entry for its own name.
     fn hosts(&self, rest: &str, reference: &Reference, is_blocked: impl Fn(&str) -> bool) -> Result<Vec<Host>, String> {
         // A host other than the registry in the name is a mirror, even if it is the `location`.
         let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
@@ -191,7 +189,7 @@ impl Registry {
                 return Err(format!("it names more than {HOSTS_MAX} hosts for one registry"));
             }
         }
-        // Without a location, or if the location is the prefix, the name does not change.
+        // The name does not change if there is no location, or if the location is the prefix.
         let has_location = !(self.location.is_empty() || self.location == self.prefix);
         if self.blocked || has_location && is_blocked(&format!("{}{rest}", self.location)) {
             has_blocked = true;
@@ -222,8 +220,8 @@ impl Registry {
         if self.prefix.is_empty() { &self.location } else { &self.prefix }
     }
 
-    /// The part of a name after the prefix. It starts with a slash, or with a colon if the prefix has no port.
-    /// `*.example.com` matches each subdomain.
+    /// The rest of a name after the prefix. It starts with a slash, or with a colon if the prefix has no port. The
+    /// prefix `*.example.com` matches each subdomain.
     fn matched<'a>(&self, name: &'a str) -> Option<&'a str> {
         let prefix = self.prefix();
         let rest = match prefix.strip_prefix('*') {
@@ -263,7 +261,6 @@ fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, Str
     encrypted.connection.may_be_tls = false;
     let plain = Target::parse(&format!("http://{}", host.origin.authority()))?.origin;
     if host.origin == plain {
-        // A loopback host: plain HTTP, or TLS.
         return Ok(vec![host]);
     }
     Ok(vec![encrypted, Host { origin: plain, ..host }])

@@ -192,7 +192,7 @@ impl File {
         let Some((key, config)) = self.config(&host.origin) else { return Ok(host) };
         let bad = |problem| format!("`configs` of `{}`: {problem}", printable(key));
         let tls = config.tls.settings(folder).map_err(bad)?;
-        // A credential belongs to one host: the wildcard's is not used.
+        // A credential belongs to one host, so the credential of the wildcard is not used.
         let auth = config.auth.as_ref().filter(|_| key != WILDCARD);
         let kind = auth.map(Auth::kind).transpose().map_err(bad)?.flatten();
         let server_address = host.origin.authority();
@@ -201,7 +201,7 @@ impl File {
     }
 }
 
-/// An endpoint with a path other than `/v2` is complete, as with `override_path`.
+/// As with `override_path`, an endpoint with a path is complete: `/v2` is not added.
 fn host_at(endpoint: &str) -> Result<Host, String> {
     let target = target_at(endpoint, |port| !matches!(port, 80 | 443))?;
     let path = target.path().trim_end_matches('/');
@@ -210,7 +210,7 @@ fn host_at(endpoint: &str) -> Result<Host, String> {
     Ok(Host::new(origin, base_path))
 }
 
-/// The repository after the first expression that changes its name. `None`: no expression changes it.
+/// The repository after the first expression that changes the name. `None`: no expression changes the name.
 fn renamed(rewrites: &IndexMap<String, String>, reference: &Reference) -> Result<Option<String>, String> {
     if rewrites.len() > REWRITES_MAX {
         return Err(format!("it has more than {REWRITES_MAX} expressions"));

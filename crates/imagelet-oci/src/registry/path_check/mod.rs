@@ -20,7 +20,6 @@ use super::{
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
-/// The size of an image for a pull, and whether a host serves it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PathReport {
     /// The bytes of all compressed layers, if a host has the manifest.
@@ -35,11 +34,8 @@ pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> V
 }
 
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
-/// each layer. Nothing is retried or stored. The default `platform` is this machine's; then an image without an index
-/// may be for another platform.
-///
-/// # Errors
-/// The registry settings cannot be used.
+/// each layer. Nothing is retried or stored. Unusable settings are reported as a failed step. The default `platform` is
+/// this machine's; then an image without an index may be for another platform.
 pub async fn check_path(
     config: RegistryConfig,
     reference: &Reference,

@@ -1,4 +1,4 @@
-//! The stages of connections and the time of each, recorded for the task that requests it.
+//! Records the stages of connections, with the time of each, for the current task.
 
 use std::{cell::RefCell, fmt::Display, future::Future, time::Duration};
 
@@ -15,7 +15,6 @@ pub struct PathStep {
     pub name: &'static str,
     /// Host and port of the registry or mirror, or only the host. Empty for a step of the node.
     pub host: String,
-    /// The result of the step.
     pub detail: String,
     pub took: Duration,
     /// Why the step failed. `None`: it succeeded.
@@ -31,9 +30,8 @@ pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<PathStep>
     STEPS.scope(RefCell::default(), recorded).await
 }
 
-/// Records a stage that began at `began` and succeeds now. Without [`recording`] it does nothing.
+/// Records a stage that began at `began` and succeeds now. Without [`recording`], it does nothing.
 pub(crate) fn record(stage: Stage, began: Instant, host: &dyn Display, detail: String) {
     let step = PathStep { name: stage.word(), host: host.to_string(), detail, took: began.elapsed(), error: None };
-    // Outside of a recording there is no list.
     let _ = STEPS.try_with(|steps| steps.borrow_mut().push(step));
 }

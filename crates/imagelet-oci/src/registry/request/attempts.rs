@@ -1,7 +1,7 @@
 //! Runs the attempts of one request. The next host is asked if a host fails, or in parallel if its answer is late.
 //!
-//! The head of an answer may take long: a registry that fetches on demand has to get the content first. So an attempt
-//! continues after its turn. Meanwhile the next host is asked; the first answer is used.
+//! A registry that fetches on demand sends the head late. So an attempt continues after its turn, while the next host
+//! is asked. The first answer is used.
 
 #[cfg(test)]
 mod tests;
@@ -19,7 +19,7 @@ use crate::registry::{
     pull_session::PullSession,
 };
 
-/// How long a host may let a request wait before the next host is asked in parallel.
+/// After this wait for a head, the next host is asked in parallel.
 const TURN_MAX: Duration = Duration::from_secs(10);
 /// A wait for a head is reported after this time.
 const REPORTED_WAIT_MIN: Duration = Duration::from_secs(2);
@@ -40,11 +40,11 @@ enum Turn {
     Own,
     /// The head is late: other hosts are asked in parallel.
     Shared,
-    /// The head is too late: the attempt counts as failed. It may still answer first.
+    /// The head is too late, and the attempt counts as failed. It may still answer first.
     Over,
 }
 
-/// The next consequence of a late head for a run.
+/// What the wait for a head triggers next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Report,
@@ -57,7 +57,7 @@ enum Event<'a, T> {
     Due(usize, Due),
 }
 
-/// Reports the end of a wait when it is dropped.
+/// Reports the end of the wait when dropped.
 struct HeadReport<'a> {
     session: &'a PullSession,
     host: String,
@@ -88,7 +88,7 @@ impl<'a, T: 'a> Run<'a, T> {
         Self { host, began, head, attempt, turn: Turn::Own, report: None }
     }
 
-    /// The time and the kind of the next consequence of a wait for a head.
+    /// The next consequence of the wait for a head, and its time.
     fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
         let since = self.head.awaited()?.since;
         let report = self.report.is_none().then_some((REPORTED_WAIT_MIN, Due::Report));
@@ -110,7 +110,7 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
                 return Poll::Ready(Event::Ended(runs.swap_remove(index), outcome));
             }
         }
-        // Polled after the runs: a run may have sent a request or received a head.
+        // The runs are polled first, because a run may have sent a request or received a head.
         let dues = runs.iter().enumerate().filter_map(|(index, run)| Some((index, run.due(head_max)?)));
         let Some((index, (at, due))) = dues.min_by_key(|(_, (at, _))| *at) else { return Poll::Pending };
         alarm.as_mut().reset(at);
@@ -120,7 +120,7 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
 }
 
 impl PullSession {
-    /// Tries the hosts in turn until a host succeeds, no host is left, or the pull's retry budget is spent. The caller
+    /// Tries the hosts in turn until one succeeds, none is left, or the retry budget of the pull is spent. The caller
     /// reports the success of a host when the content is complete.
     pub(crate) async fn first_success<'a, T: 'a>(
         &'a self,
@@ -149,7 +149,7 @@ impl PullSession {
                     tokio::select! {
                         biased;
                         event = next_event(&mut runs, head_max) => event,
-                        // Meanwhile another request may have changed the state of the hosts.
+                        // Meanwhile, another request may have changed the state of the hosts.
                         () = self.pause(next) => continue,
                     }
                 }
@@ -175,14 +175,14 @@ impl PullSession {
         }
     }
 
-    /// The next attempt, unless an attempt is in its own turn. While a head is late, a failed host is not asked again.
+    /// `None` while an attempt is in its own turn. While a head is late, a failed host is not asked again.
     fn next_attempt<T>(&self, attempts: &Attempts, runs: &[Run<'_, T>]) -> Option<Next> {
         if runs.iter().any(|run| run.turn == Turn::Own) {
             return None;
         }
         let is_beside = runs.iter().any(|run| run.turn == Turn::Shared);
         let is_running = |host: usize| {
-            // A host that a head is awaited from speaks its scheme: its twin is not asked.
+            // A host whose head is awaited speaks this scheme. So its twin with the other scheme is not asked.
             let is_same = |other: usize| other == host || self.hosts[other].host.is_twin(&self.hosts[host].host);
             runs.iter().any(|run| run.turn != Turn::Over && is_same(run.host))
         };
@@ -190,8 +190,7 @@ impl PullSession {
         attempts.next(Instant::now(), |host| Standing { is_asked: is_asked(host), ..self.standing(host) })
     }
 
-    /// A head is too late. Of a host's attempts that are too late, only the first continues: it is the nearest to its
-    /// answer.
+    /// The head is too late. Of a host's late attempts, only the first continues, because its answer is the nearest.
     fn end_turn<T>(&self, attempts: &mut Attempts, runs: &mut Vec<Run<'_, T>>, index: usize, head_max: Duration) {
         let run = &mut runs[index];
         let (host, began) = (run.host, run.began);
@@ -205,7 +204,7 @@ impl PullSession {
         }
     }
 
-    /// Records the failure of hosts that were late when another host answered.
+    /// Records the failure of hosts whose head was late when another host answered.
     fn overtaken<T>(&self, attempts: &mut Attempts, runs: &[Run<'_, T>]) {
         for run in runs.iter().filter(|run| run.turn == Turn::Shared) {
             if let Some(head) = run.head.awaited() {

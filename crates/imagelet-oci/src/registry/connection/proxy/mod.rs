@@ -1,5 +1,4 @@
-//! Chooses the proxy of a connection: by rules for hosts, then by the usual variables, read as Go's `httpproxy` reads
-//! them. Also makes the tunnel through the proxy.
+//! Chooses the proxy of a connection: by rules for hosts, then by the environment variables as in Go's `httpproxy`.
 
 mod tunnel;
 mod url;
@@ -22,7 +21,7 @@ const PATTERNS_MAX: usize = 256;
 /// The proxies of a registry client. By default, connections are direct.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyConfig {
-    /// Rules for certain hosts. They override the variables.
+    /// Rules override the variables.
     pub rules: ProxyRules,
     /// `HTTPS_PROXY`, else `ALL_PROXY`: the URL of the proxy for `https://` origins. It may contain user and password.
     pub https: Option<Secret>,
@@ -43,7 +42,7 @@ pub struct ProxyRule {
     proxy: Option<Arc<Proxy>>,
 }
 
-/// The error of an invalid proxy rule or variable. The message does not repeat the URL.
+/// An invalid proxy rule or variable. The message does not repeat the URL.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct ProxyRuleError(String);
@@ -61,7 +60,7 @@ impl ProxyRules {
         Self(watch::Sender::new(rules.into()))
     }
 
-    /// Replaces the rules. Every client that shares them uses the new rules for its next request.
+    /// Replaces the rules of all clones. Clients use the new rules for their next request.
     pub fn replace(&self, other: &Self) {
         self.0.send_replace(other.current());
     }
@@ -84,8 +83,7 @@ impl ProxyRule {
     /// connections are direct. `password` belongs to the user in the URL.
     ///
     /// # Errors
-    /// `hosts` is empty or too long, a pattern or the URL is invalid, the password has no user, or the URL has a
-    /// password, too.
+    /// `hosts` is empty or too long, a pattern or the URL is invalid, or the URL lacks a user or has a password, too.
     pub fn new(hosts: &[String], proxy: &str, password: Option<&Secret>) -> Result<Self, ProxyRuleError> {
         if hosts.is_empty() {
             return Err(ProxyRuleError("it names no hosts".to_owned()));
@@ -159,9 +157,9 @@ struct HostPattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     All,
-    /// A single address is the network of only that address.
+    /// A single address is the network of this address.
     Network(IpNet),
-    /// `.example.com`. `with_parent`: also `example.com` itself.
+    /// `.example.com`; with `with_parent`, also `example.com`.
     Domain {
         suffix: String,
         with_parent: bool,
@@ -169,7 +167,7 @@ enum Hosts {
 }
 
 impl HostPattern {
-    /// As [`Self::parse`], but rejects a pattern that no host can match.
+    /// As [`Self::parse`], but rejects a pattern that matches no host.
     fn parse_strict(item: &str) -> Option<Self> {
         let pattern = Self::parse(item)?;
         let is_of_host = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);

@@ -14,7 +14,7 @@ use tower::{Service as _, service_fn};
 use super::url::Proxy;
 use crate::registry::connection::{HttpError, stream::RegistryConnection};
 
-/// The time limit for a proxy to connect to the host.
+/// The time limit for the proxy's connection to the host.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 
@@ -68,8 +68,7 @@ async fn socks_tunnel(
 ) -> Result<RegistryConnection, TunnelError> {
     let problem = |problem: &dyn std::fmt::Display| TunnelError::Socks(problem.to_string());
     let uri = |authority: &str| format!("socks5://{authority}/").parse::<Uri>().map_err(|error| problem(&error));
-    // The SOCKS client calls its connector once, to connect to the proxy. For every URI, the connector returns this
-    // stream.
+    // The SOCKS client calls its connector once, to reach the proxy. The connector returns the existing connection.
     let mut stream = Some(TokioIo::new(stream));
     let connected = service_fn(move |_: Uri| ready(Ok::<_, Infallible>(stream.take().expect("called once"))));
     let mut socks = SocksV5::new(uri("proxy")?, connected);

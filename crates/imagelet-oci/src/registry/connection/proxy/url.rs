@@ -24,8 +24,7 @@ pub(crate) struct Proxy {
 }
 
 impl Proxy {
-    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default scheme is `http`. The error quotes no part of the
-    /// URL.
+    /// Reads `[SCHEME://][USER:PASSWORD@]HOST[:PORT]`; the default is `http`. The error quotes no part of the URL.
     pub(crate) fn parse(url: &str) -> Result<Self, &'static str> {
         let (scheme, rest) = url.trim().split_once("://").unwrap_or(("http", url.trim()));
         match rest.rsplit_once('@') {
@@ -39,7 +38,7 @@ impl Proxy {
         if !["http", "https", "socks5", "socks5h"].contains(&scheme.as_str()) {
             return Err("its scheme is not http, https, socks5 or socks5h");
         }
-        // The login is left out: the matcher ends it at the first `@`, and copies it.
+        // The URI has no login. The matcher would end the login at the first `@`, and copy it.
         let uri = read(&scheme, place)?.uri().clone();
         let port = uri.authority().map_or("", |authority| authority.as_str()).rsplit_once(':');
         if uri.port_u16().is_none() && port.is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']')) {
@@ -56,8 +55,7 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Reads the URL in a file. The scheme is required, and no path may follow the host. `password` belongs to the user
-    /// in the URL.
+    /// Reads the URL of a configuration file, with a scheme and without a path. `password` is for the user in the URL.
     pub(crate) fn parse_strict(url: &str, password: Option<&Secret>) -> Result<Self, &'static str> {
         let (scheme, rest) = url.split_once("://").ok_or("it has no scheme, such as `http://`")?;
         if rest.find(['/', '?', '#']).is_some_and(|end| &rest[end..] != "/") {
@@ -92,12 +90,12 @@ impl Proxy {
         self.uri.scheme_str() == Some("https")
     }
 
-    /// `socks5://` and `socks5h://`. With both, the proxy looks up names, as in Go.
+    /// `socks5://` or `socks5h://`. As in Go, the proxy looks up names with both.
     pub(crate) fn is_socks(&self) -> bool {
         self.uri.scheme_str().is_some_and(|scheme| scheme.starts_with("socks"))
     }
 
-    /// Whether requests are sent to this proxy in absolute form, without a tunnel.
+    /// Whether this proxy gets requests in absolute form, without a tunnel.
     pub(crate) fn forwards(&self, is_https: bool) -> bool {
         !is_https && !self.is_socks()
     }
@@ -110,7 +108,7 @@ fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
 
 /// The decoded user and password of `USER[:PASSWORD]`.
 fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
-    // A URL parser may end the host at such a character, and take the rest of a password for a path.
+    // At such a character, a URL parser may end the host and read the rest of the password as a path.
     if text.contains(|character: char| character.is_control() || [' ', '/', '?', '#'].contains(&character)) {
         return Err("its user or password has a character that must be percent-encoded");
     }

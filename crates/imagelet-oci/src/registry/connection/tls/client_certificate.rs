@@ -43,7 +43,7 @@ pub(crate) async fn watched<F: Future>(handshake: F) -> (F::Output, Option<Certi
 }
 
 impl ClientCertificates {
-    /// The error names the unusable part. Its cause is dropped: it could quote the key.
+    /// The error names the unusable part. The cause is dropped, because it could quote the key.
     pub(crate) fn read(identities: &[Identity], provider: &CryptoProvider) -> Result<Self, &'static str> {
         let read = |identity: &Identity| {
             let chain = CertificateDer::pem_slice_iter(&identity.chain).collect::<Result<Vec<_>, _>>();
@@ -59,8 +59,8 @@ impl ClientCertificates {
         identities.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The first certificate that one of the server's authorities signed. If the server names no authority, or no
-    /// certificate fits, the first usable certificate: the server's rejection says more than a missing certificate.
+    /// The first certificate that one of the server's authorities signed, else the first usable certificate: the
+    /// rejection of a certificate says more than the absence of one.
     fn choose(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<&ClientCertificate> {
         let usable = || self.0.iter().filter(|certificate| certificate.key.key.choose_scheme(schemes).is_some());
         let is_named = |certificate: &&ClientCertificate| {

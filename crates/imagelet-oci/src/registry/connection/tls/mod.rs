@@ -40,7 +40,7 @@ use super::{
 };
 use crate::registry::locked;
 
-/// Bounds the cache of clients. A full cache is cleared; only a configuration that changes often fills it.
+/// Bounds the cache of clients. A full cache is cleared: only a configuration that changes often fills it.
 const CLIENTS_MAX: usize = 64;
 /// Maximum number of bytes that a connection reads ahead. It also bounds the response head.
 const READ_AHEAD_MAX: usize = 128 << 10;
@@ -54,7 +54,7 @@ pub(crate) type HttpClient = Client<BoxCloneSyncService<Uri, TokioIo<RegistryCon
 #[derive(Debug)]
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
-    /// Loaded at the first use of TLS: a loopback registry and an offline command do not need the roots.
+    /// Loaded at the first use of TLS. Loopback registries and offline commands do not need the roots.
     roots: OnceCell<RootCertStore>,
     dial_timeout: Duration,
     connections_per_host: usize,
@@ -72,8 +72,7 @@ impl Clients {
         Self { provider, roots, dial_timeout, connections_per_host, proxies, made }
     }
 
-    /// The client for a scheme and these settings, with the chosen proxy in them. Without system authorities, TLS works
-    /// only for hosts with a configured `ca`.
+    /// `settings` has the chosen proxy. Without system authorities, TLS works only for hosts with a configured `ca`.
     pub(crate) async fn client(
         &self,
         is_https: bool,
@@ -83,9 +82,8 @@ impl Clients {
         if let Some(client) = locked(&self.made).get(&key) {
             return Ok(client.clone());
         }
-        // Plain HTTP needs no certificate.
         let tls = if is_https { Some(self.tls_config(&settings.tls).await?) } else { None };
-        // A proxy gets no client certificate of its hosts. Its own certificate is verified even if theirs are not.
+        // A proxy gets no client certificate. Its certificate is verified even if `skip_verify` is set for the host.
         let of_proxy = TlsSettings { authorities: settings.tls.authorities.clone(), ..TlsSettings::default() };
         let is_encrypted = settings.proxy.as_ref().is_some_and(|proxy| proxy.is_encrypted());
         let proxy_tls = if is_encrypted { Some(self.tls_config(&of_proxy).await?) } else { None };
@@ -110,7 +108,7 @@ impl Clients {
         Ok(made.entry(key).or_insert(client).clone())
     }
 
-    /// The sum of the deadlines for all stages of a connection, including the proxy's stages and the wait for a permit.
+    /// The sum of the deadlines of a connection, including those of the proxy and of the wait for a permit.
     pub(crate) fn connect_max(&self, settings: &ConnectionSettings) -> Duration {
         2 * self.dial_timeout(settings) + TLS_TIMEOUT + TUNNEL_TIMEOUT + TLS_TIMEOUT
     }
@@ -165,13 +163,12 @@ struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
     /// `None` for `skip_verify`: every server that has the key of its certificate is trusted.
     webpki: Option<Arc<WebPkiServerVerifier>>,
-    /// The certificates in `ca`. Webpki rejects an authority's certificate for a server, and a self-signed certificate
-    /// often is one. If `ca` contains that certificate, only its names are checked.
+    /// The certificates in `ca`. Webpki rejects an authority's certificate as a server's, but a self-signed certificate
+    /// often is one. If `ca` contains the certificate, only its names are checked.
     named: Vec<CertificateDer<'static>>,
 }
 
-/// Whether webpki's only problem is that the server's certificate is an authority's. It checks the validity period
-/// first.
+/// Whether the only problem is that the server's certificate is an authority's. Webpki checks the validity before.
 fn is_authority_as_server(error: &rustls::Error) -> bool {
     let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
