@@ -10,9 +10,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::header;
 use serde::{Deserialize, Serialize};
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::{self, Receiver, Sender};
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::task::AbortOnDropHandle;
 
@@ -47,7 +48,7 @@ impl<P: Serialize, R: Serialize> Line<P, R> {
 }
 
 #[derive(Clone, Debug)]
-pub(crate) struct Replies(mpsc::Sender<Bytes>);
+pub(crate) struct Replies(Sender<Bytes>);
 
 impl Replies {
     /// Sends a message, or drops the message if the buffer is full. A later message repeats the state.
@@ -69,13 +70,13 @@ where
 {
     let (sender, receiver) = mpsc::channel(PROGRESS_WAITING_MAX);
     let work = run(Replies(sender.clone()));
-    let run = async move {
-        let end = match work.await {
-            Ok(answer) => Line::<(), A>::Result(answer),
-            Err(failure) => Line::Failure(failure),
-        };
-        drop(sender.send_timeout(end.encoded(), READ_WITHIN).await);
-    };
+    let last_line = async move { work.await.map_or_else(Line::Failure, Line::<(), A>::Result).encoded() };
+    streamed_lines(sender, receiver, last_line.boxed())
+}
+
+/// Not generic, so that it is compiled once for all commands.
+fn streamed_lines(sender: Sender<Bytes>, receiver: Receiver<Bytes>, last_line: BoxFuture<'static, Bytes>) -> Response {
+    let run = async move { drop(sender.send_timeout(last_line.await, READ_WITHIN).await) };
     // A slow reader must not block the command, so it is a task. The body owns the task: a disconnect cancels it.
     let task = AbortOnDropHandle::new(tokio::spawn(run));
     let lines = ReceiverStream::new(receiver).map(move |line| {

@@ -60,14 +60,15 @@ pub(super) fn routes() -> Router<Daemon> {
 }
 
 fn command<C: Command>() -> (&'static str, MethodRouter<Daemon>) {
-    (C::NAME, post(run::<C>))
+    let run: fn(Daemon, Bytes) -> Response = run::<C>;
+    (C::NAME, post(async move |State(daemon): State<Daemon>, body: Bytes| run(daemon, body)))
 }
 
-async fn run<C: Command>(State(daemon): State<Daemon>, body: Bytes) -> Response {
+fn run<C: Command>(daemon: Daemon, body: Bytes) -> Response {
     streamed(|replies| async move {
         let command: C = read(C::NAME, body)?;
         let steps = Arc::new(move |step| replies.report(&step));
-        unless_stopped(&daemon.calls.working, Box::pin(command.run(C::Service::of(&daemon.node), steps))).await
+        unless_stopped(&daemon.calls.working, command.run(C::Service::of(&daemon.node), steps)).await
     })
 }
 

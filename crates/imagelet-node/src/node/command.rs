@@ -1,5 +1,6 @@
 //! The commands of the API; each names the service of the node that runs it.
 
+use async_trait::async_trait;
 use serde::{Serialize, de::DeserializeOwned};
 
 use super::NodeService;
@@ -16,11 +17,12 @@ pub enum AnswerTime {
 }
 
 /// A command. The implementing type contains its arguments.
+#[async_trait]
 pub trait Command: Serialize + DeserializeOwned + Default + Send + Sync + 'static {
     const NAME: &'static str;
     const TIME: AnswerTime = AnswerTime::Limited;
     type Service: NodeService;
     type Answer: Serialize + DeserializeOwned + Send;
 
-    fn run(self, service: &Self::Service, steps: Steps) -> impl Future<Output = Result<Self::Answer, Failure>> + Send;
+    async fn run(self, service: &Self::Service, steps: Steps) -> Result<Self::Answer, Failure>;
 }

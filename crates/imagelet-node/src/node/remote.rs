@@ -104,9 +104,26 @@ impl RemoteNode {
         time: AnswerTime,
         note: &(dyn Fn(&str) + Send + Sync),
     ) -> Result<A, Failure> {
-        let broken = |why: String| self.failed(name, CallError::Broken(why));
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
+        // A later version may send messages that this version does not know.
+        let progress = |document: &RawValue| drop(serde_json::from_str(document.get()).map(progress));
+        let answer = self.exchange((name, time), body, &progress, note).await?;
+        serde_json::from_str(answer.get()).map_err(|error| Failure {
+            causes: vec![error.to_string()],
+            ..Failure::new("Failed", format!("could not read the answer of {}", self.name()))
+        })
+    }
+
+    /// Not generic, so that it is compiled once for all commands.
+    async fn exchange(
+        &self,
+        (name, time): (&str, AnswerTime),
+        body: Vec<u8>,
+        progress: &(dyn Fn(&RawValue) + Send + Sync),
+        note: &(dyn Fn(&str) + Send + Sync),
+    ) -> Result<Box<RawValue>, Failure> {
+        let broken = |why: String| self.failed(name, CallError::Broken(why));
         if body.len() > BODY_BYTES_MAX {
             let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
             let message = format!("the arguments of `{name}` have {size}; the limit is {limit}");
@@ -122,15 +139,10 @@ impl RemoteNode {
                 let line = read.split_to(searched + end + 1);
                 searched = 0;
                 match serde_json::from_slice::<Line<&RawValue, &RawValue>>(&line) {
-                    // A later version may send messages and lines that this version does not know.
-                    Ok(Line::Progress(document)) => drop(serde_json::from_str(document.get()).map(progress)),
-                    Ok(Line::Result(document)) => {
-                        return serde_json::from_str(document.get()).map_err(|error| Failure {
-                            causes: vec![error.to_string()],
-                            ..Failure::new("Failed", format!("could not read the answer of {}", self.name()))
-                        });
-                    }
+                    Ok(Line::Progress(document)) => progress(document),
+                    Ok(Line::Result(document)) => return Ok(document.to_owned()),
                     Ok(Line::Failure(failure)) => return Err(failure),
+                    // A later version may send lines that this version does not know.
                     Err(_) => {}
                 }
             }

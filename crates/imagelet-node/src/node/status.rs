@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use imagelet_core::{disks::DiskUse, inventory::node_images};
 
 use super::{Command, LocalNode, pulls::queue};
@@ -14,6 +15,7 @@ use crate::{
 /// How long `status` waits for the runtime. A command's timeout is longer, so the reply can name the silent part.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
+#[async_trait]
 impl Command for StatusRequest {
     const NAME: &'static str = "status";
     type Service = LocalNode;

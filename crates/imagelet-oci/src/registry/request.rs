@@ -7,6 +7,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::{
     backoff::random_share,
@@ -186,8 +187,17 @@ impl PullSession {
         if parts.is_empty() { error } else { error.about(format!("{subject}: {}", parts.join("; "))) }
     }
 
-    /// Sends one request to one host, and answers at most one 401. Returns only successful responses.
-    pub(crate) async fn send_to_host(&self, index: usize, query: &Query) -> Result<Response, Failure> {
+    /// Sends one request to one host, and answers at most one 401. Returns only successful responses. Boxed, so that the
+    /// transport is compiled in this crate alone.
+    pub(crate) fn send_to_host<'a>(
+        &'a self,
+        index: usize,
+        query: &'a Query,
+    ) -> BoxFuture<'a, Result<Response, Failure>> {
+        self.send(index, query).boxed()
+    }
+
+    async fn send(&self, index: usize, query: &Query) -> Result<Response, Failure> {
         let host = &self.hosts[index];
         let mut is_second = false;
         loop {

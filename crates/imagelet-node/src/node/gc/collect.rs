@@ -26,6 +26,7 @@ use crate::{
 /// Limit of the removed images that an event names.
 const NAMED_MAX: usize = 10;
 
+#[async_trait]
 impl Command for CollectRequest {
     const NAME: &'static str = "collect";
     const TIME: AnswerTime = AnswerTime::WhileAlive;

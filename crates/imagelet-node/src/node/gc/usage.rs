@@ -6,6 +6,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use async_trait::async_trait;
 use imagelet_core::{
     disks::DiskUse,
     gc::GcGoal,
@@ -31,6 +32,7 @@ const PASS_AGE_MAX: Duration = Duration::from_secs(10);
 /// The samples of a day, one each minute.
 const SAMPLES_MAX: u64 = 1440;
 
+#[async_trait]
 impl Command for UsageRequest {
     const NAME: &'static str = "usage";
     type Service = Collection;
@@ -83,6 +85,7 @@ fn listed<'a>(images: impl IntoIterator<Item = &'a ImageRow>) -> u64 {
     sizes.into_values().fold(0, u64::saturating_add)
 }
 
+#[async_trait]
 impl Command for DiskRequest {
     const NAME: &'static str = "disk";
     type Service = Collection;

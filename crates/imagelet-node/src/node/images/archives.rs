@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, time::SystemTime};
 
+use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     image::{Image, ImageKey, Platform, Reference, shown_name},
@@ -18,6 +19,7 @@ use crate::{
     node::{AnswerTime, Command},
 };
 
+#[async_trait]
 impl Command for ExportRequest {
     const NAME: &'static str = "export";
     const TIME: AnswerTime = AnswerTime::Unlimited;
@@ -36,6 +38,7 @@ impl Command for ExportRequest {
     }
 }
 
+#[async_trait]
 impl Command for ImportRequest {
     const NAME: &'static str = "import";
     const TIME: AnswerTime = AnswerTime::Unlimited;

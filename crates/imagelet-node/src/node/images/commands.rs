@@ -2,6 +2,7 @@
 
 use std::time::SystemTime;
 
+use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     error::RuntimeErrorKind,
@@ -20,6 +21,7 @@ use crate::{
     node::{AnswerTime, Collection, Command},
 };
 
+#[async_trait]
 impl Command for ListRequest {
     const NAME: &'static str = "list";
     type Service = Images;
@@ -35,6 +37,7 @@ impl Command for ListRequest {
     }
 }
 
+#[async_trait]
 impl Command for InspectRequest {
     const NAME: &'static str = "inspect";
     type Service = Images;
@@ -57,6 +60,7 @@ impl Command for InspectRequest {
     }
 }
 
+#[async_trait]
 impl Command for RemoveRequest {
     const NAME: &'static str = "remove";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
@@ -103,6 +107,7 @@ impl Command for RemoveRequest {
     }
 }
 
+#[async_trait]
 impl Command for UntagRequest {
     const NAME: &'static str = "untag";
     const TIME: AnswerTime = AnswerTime::WhileAlive;
@@ -128,6 +133,7 @@ impl Command for UntagRequest {
     }
 }
 
+#[async_trait]
 impl Command for MountRequest {
     const NAME: &'static str = "mount";
     type Service = Images;
@@ -143,6 +149,7 @@ impl Command for MountRequest {
     }
 }
 
+#[async_trait]
 impl Command for UnmountRequest {
     const NAME: &'static str = "unmount";
     type Service = Images;

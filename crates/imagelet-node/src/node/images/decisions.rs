@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use imagelet_core::{audit_log::Act, image::ImageKey};
 use serde::{Deserialize, Serialize};
 
@@ -36,6 +37,7 @@ api_documents! {
     }
 }
 
+#[async_trait]
 impl Command for DecisionsRequest {
     const NAME: &'static str = "decisions";
     type Service = Images;

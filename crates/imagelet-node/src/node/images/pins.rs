@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     image::{Image, ImageKey},
@@ -15,6 +16,7 @@ use crate::{
     node::Command,
 };
 
+#[async_trait]
 impl Command for PinRequest {
     const NAME: &'static str = "pin";
     type Service = Images;
@@ -25,6 +27,7 @@ impl Command for PinRequest {
     }
 }
 
+#[async_trait]
 impl Command for UnpinRequest {
     const NAME: &'static str = "unpin";
     type Service = Images;
@@ -110,6 +113,7 @@ impl Images {
     }
 }
 
+#[async_trait]
 impl Command for PinsRequest {
     const NAME: &'static str = "pins";
     type Service = Images;

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use imagelet_core::{
     image::{Digest, ImageId},
     ports::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore},
@@ -14,6 +15,7 @@ use crate::{
     node::{AnswerTime, Command},
 };
 
+#[async_trait]
 impl Command for VerifyRequest {
     const NAME: &'static str = "verify";
     const TIME: AnswerTime = AnswerTime::WhileAlive;

@@ -5,6 +5,7 @@ use std::{
     sync::Arc,
 };
 
+use async_trait::async_trait;
 use imagelet_core::{
     audit_log::{Act, ActCode, ActDetails, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome},
@@ -139,6 +140,7 @@ impl From<PullHost> for WhyHost {
     }
 }
 
+#[async_trait]
 impl Command for WhyRequest {
     const NAME: &'static str = "why";
     type Service = LocalNode;

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use async_trait::async_trait;
 use imagelet_core::{
     credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
     error::ErrorClass,
@@ -31,6 +32,7 @@ const EVENTS_PER_IMAGE_MAX: usize = 16;
 /// The kubelet's reason for a container that waits for an init container.
 const POD_INITIALIZING: &str = "PodInitializing";
 
+#[async_trait]
 impl Command for PodRequest {
     const NAME: &'static str = "ensure";
     const TIME: AnswerTime = AnswerTime::Unlimited;

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use async_trait::async_trait;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     events::PodIdentity,
@@ -17,6 +18,7 @@ use crate::{
     node::{AnswerTime, Command},
 };
 
+#[async_trait]
 impl Command for PullRequest {
     const NAME: &'static str = "pull";
     const TIME: AnswerTime = AnswerTime::Unlimited;

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use async_trait::async_trait;
 use imagelet_core::{
     image::Reference,
     manager::{HeldBack, ManagerStatus, OpenCircuit, PullStatus},
@@ -23,6 +24,7 @@ use crate::{
     node::Command,
 };
 
+#[async_trait]
 impl Command for PullsRequest {
     const NAME: &'static str = "pulls";
     type Service = Pulls;
@@ -33,6 +35,7 @@ impl Command for PullsRequest {
     }
 }
 
+#[async_trait]
 impl Command for QueueRequest {
     const NAME: &'static str = "queue";
     type Service = Pulls;

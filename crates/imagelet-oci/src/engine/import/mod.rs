@@ -24,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use futures_util::{TryStreamExt as _, stream::FuturesUnordered};
+use futures_util::{FutureExt as _, TryStreamExt as _, future::BoxFuture, stream::FuturesUnordered};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     failpoint,
@@ -122,8 +122,17 @@ impl Engine {
 
 impl EngineImporter {
     /// Fetches an image or an artifact and imports it. Returns when the runtime lists it and it is durable. Dropping
-    /// the future cancels the import; its resources in the runtime are released in the background.
-    pub async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
+    /// the future cancels the import; its resources in the runtime are released in the background. Boxed, so that a pull
+    /// is compiled in this crate alone, for speed.
+    pub fn import<'a>(
+        &'a self,
+        request: &'a PullRequest,
+        progress: Progress,
+    ) -> BoxFuture<'a, Result<ImageId, ImportError>> {
+        self.run(request, progress).boxed()
+    }
+
+    async fn run(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError> {
         let fetch = |error| ImportStage::Fetch.failed(error);
         if !rustix::process::geteuid().is_root() {
             let message = "only root can unpack layers as a runtime has them";
