@@ -4,11 +4,13 @@ use std::{
     collections::VecDeque,
     fmt,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::SystemTime,
 };
 
 use tokio::sync::broadcast;
+
+use crate::lock::locked;
 
 /// Maximum length of a stored message in bytes. A runtime's error text has no limit.
 const MESSAGE_LENGTH_MAX: usize = 8 * 1024;
@@ -113,12 +115,12 @@ impl LogEvents {
     }
 
     pub fn recent(&self) -> Vec<RecordedEvent> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        locked(&self.kept).iter().cloned().collect()
     }
 
     /// The stored events, the oldest first, and a subscription to all later events, without gap or repetition.
     pub fn recent_and_follow(&self) -> (Vec<RecordedEvent>, broadcast::Receiver<RecordedEvent>) {
-        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = locked(&self.kept);
         (kept.iter().cloned().collect(), self.followers.subscribe())
     }
 
@@ -139,7 +141,7 @@ impl EventSink for LogEvents {
                 tracing::warn!(reason = event.reason, subject = %event.subject, class, stage, "{}", event.message);
             }
         }
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.kept);
         let number = kept.back().map_or(0, |last| last.number) + 1;
         let recorded = RecordedEvent { number, at: SystemTime::now(), event };
         if kept.len() == self.kept_max.get() {

@@ -7,13 +7,15 @@
 use std::{
     fmt,
     sync::{
-        Mutex, MutexGuard, PoisonError,
+        Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use tokio::time::Instant;
+
+use crate::lock::locked;
 
 /// Bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
@@ -98,7 +100,7 @@ impl HoldMeter {
 
     /// Restarts the meter: the holder gets the resource now.
     pub fn restart(&self, now: Instant) {
-        let mut clock = self.clock();
+        let mut clock = locked(&self.clock);
         self.bytes.store(0, Ordering::Relaxed);
         *clock = Clock::new(now);
     }
@@ -114,26 +116,26 @@ impl HoldMeter {
 
     /// Stops the clock until [`HoldMeter::resume`], while the holder does not wait for its network.
     pub fn pause(&self, now: Instant) {
-        let mut clock = self.clock();
+        let mut clock = locked(&self.clock);
         clock.counted = clock.counted(now);
         clock.resumed = None;
     }
 
     pub fn resume(&self, now: Instant) {
-        self.clock().resumed.get_or_insert(now);
+        locked(&self.clock).resumed.get_or_insert(now);
     }
 
     /// How long the holder has had the resource, without pauses.
     #[must_use]
     pub fn held_for(&self, now: Instant) -> Duration {
-        self.clock().counted(now)
+        locked(&self.clock).counted(now)
     }
 
     /// The lower of two rates in bytes per second: since the start, and over the last one to two [`GRACE`]. So a fast
     /// start does not hide a slow end.
     #[must_use]
     pub fn rate(&self, now: Instant) -> u64 {
-        let (mut clock, bytes) = (self.clock(), self.bytes());
+        let (mut clock, bytes) = (locked(&self.clock), self.bytes());
         let counted = clock.counted(now);
         if counted.saturating_sub(clock.marks[1].0) >= GRACE {
             clock.marks = [clock.marks[1], (counted, bytes)];
@@ -141,10 +143,6 @@ impl HoldMeter {
         let (marked, marked_bytes) = clock.marks[0];
         let recent = per_second(bytes.saturating_sub(marked_bytes), counted.saturating_sub(marked));
         per_second(bytes, counted).min(recent)
-    }
-
-    fn clock(&self) -> MutexGuard<'_, Clock> {
-        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,8 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt::{self, Write as _},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
 };
+
+use crate::lock::locked;
 
 /// Maximum label sets of a family. Later label sets are counted under [`OVERFLOW`].
 const SERIES_MAX: usize = 256;
@@ -73,7 +75,7 @@ impl Metrics {
 
     /// Exports a family before its first update. A family without labels has the value zero.
     pub fn declare(&self, family: &'static Family) {
-        let mut families = self.lock();
+        let mut families = locked(&self.families);
         let registered = registered(&mut families, family);
         if family.labels.is_empty() {
             registered.value(&[]);
@@ -81,7 +83,7 @@ impl Metrics {
     }
 
     pub fn add(&self, family: &'static Family, labels: &[&str], amount: f64) {
-        if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
+        if let Value::Number(number) = registered(&mut locked(&self.families), family).value(labels) {
             *number += amount;
         }
     }
@@ -91,18 +93,19 @@ impl Metrics {
     }
 
     pub fn set(&self, family: &'static Family, labels: &[&str], value: f64) {
-        if let Value::Number(number) = registered(&mut self.lock(), family).value(labels) {
+        if let Value::Number(number) = registered(&mut locked(&self.families), family).value(labels) {
             *number = value;
         }
     }
 
     pub fn clear(&self, family: &'static Family) {
-        registered(&mut self.lock(), family).series.clear();
+        registered(&mut locked(&self.families), family).series.clear();
     }
 
     pub fn observe(&self, family: &'static Family, labels: &[&str], observed: f64) {
         let MetricKind::Histogram(bounds) = family.kind else { return };
-        if let Value::Histogram { buckets, sum, count } = registered(&mut self.lock(), family).value(labels) {
+        if let Value::Histogram { buckets, sum, count } = registered(&mut locked(&self.families), family).value(labels)
+        {
             for (bucket, bound) in buckets.iter_mut().zip(bounds) {
                 *bucket += u64::from(observed <= *bound);
             }
@@ -114,7 +117,7 @@ impl Metrics {
     /// The value of a counter or gauge, or the count of a histogram. Zero before the first update.
     pub fn value(&self, family: &'static Family, labels: &[&str]) -> f64 {
         let key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
-        match self.lock().get(family.name).and_then(|registered| registered.series.get(&key)) {
+        match locked(&self.families).get(family.name).and_then(|registered| registered.series.get(&key)) {
             Some(Value::Number(number)) => *number,
             Some(Value::Histogram { count, .. }) => *count as f64,
             None => 0.0,
@@ -124,14 +127,10 @@ impl Metrics {
     /// All families in Prometheus' text format, by name.
     pub fn render(&self) -> String {
         let mut text = String::new();
-        for registered in self.lock().values() {
+        for registered in locked(&self.families).values() {
             registered.render(&mut text).expect("writing to a string cannot fail");
         }
         text
-    }
-
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<&'static str, Registered>> {
-        self.families.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -15,7 +15,7 @@ mod status;
 use std::{
     fmt,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::SystemTime,
 };
 
@@ -43,6 +43,7 @@ use crate::{
     events::{EventSink, LogEvents},
     image::{ImageKey, Reference},
     inventory::Inventory,
+    lock::locked,
     metrics::{Family, Metrics},
     node_policy::NodePolicy,
     ports::{PullEstimate, PullWatcher, RuntimeManager},
@@ -181,8 +182,7 @@ impl ImageManager {
 
     pub fn status(&self) -> ManagerStatus {
         let now = Instant::now();
-        let mut held_back: Vec<HeldBack> = self
-            .backoff()
+        let mut held_back: Vec<HeldBack> = locked(&self.backoff)
             .all_held(now)
             .map(|(key, held)| HeldBack {
                 image: key.image.clone(),
@@ -203,10 +203,6 @@ impl ImageManager {
 
     fn policy(&self) -> NodePolicy {
         self.parts.settings.node_policy
-    }
-
-    fn backoff(&self) -> MutexGuard<'_, Backoff<BackoffKey>> {
-        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

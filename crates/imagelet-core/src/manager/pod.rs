@@ -11,6 +11,7 @@ use super::{EnsureError, EnsureRequest, Ensured, ImageManager, PullPolicy};
 use crate::{
     events::{Event, EventKind, EventSubject},
     image::{ImageSpec, Reference},
+    lock::locked,
     ports::{PullRequest, PullWatcher},
 };
 
@@ -110,7 +111,7 @@ impl ImageManager {
             self.report(request, String::new(), "FailedToRetrieveImagePullSecret", text);
         }
         let results = Mutex::new(vec![None; request.images.len()]);
-        let lock = || results.lock().unwrap_or_else(PoisonError::into_inner);
+        let lock = || locked(&results);
         let in_parallel = self.policy().pods.parallel_pod_images;
         stream::iter(plan(&request.images, in_parallel))
             .for_each_concurrent(LANES_MAX, |sequence| async move {

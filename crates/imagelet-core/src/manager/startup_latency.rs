@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::{Duration, SystemTime},
 };
 
@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::{
     bounded_map::make_room,
     events::PodIdentity,
+    lock::locked,
     metrics::{Family, MetricKind, Metrics},
 };
 
@@ -87,7 +88,7 @@ impl PodStarts {
     }
 
     fn counted(&self, now: Instant) -> MutexGuard<'_, HashMap<Arc<str>, Starting>> {
-        let mut pods = self.pods.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut pods = locked(&self.pods);
         pods.retain(|_, starting| {
             let silent = now.saturating_duration_since(starting.stirred);
             if starting.running == 0 && silent >= FINISHED_AFTER && !starting.is_failing && !starting.is_counted {

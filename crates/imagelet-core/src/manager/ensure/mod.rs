@@ -35,6 +35,7 @@ use crate::{
     events::PodIdentity,
     image::{ByteSize, Image, ImageKey, ImageSpec, Reference, ReferenceError, default_tag},
     inventory::{PullCost, UseReport},
+    lock::locked,
     metrics::Metrics,
     ports::{PullEstimate, PullRequest, PullRoute, PullWatcher},
     records::{CheckResult, Intent},
@@ -197,7 +198,7 @@ impl<'a> Ensuring<'a> {
             None => self.intend().await?,
         };
         if self.request.caller == Caller::Pod {
-            self.manager.backoff().begin(&key);
+            locked(&self.manager.backoff).begin(&key);
         }
         self.reporter.pull_started();
         self.reporter.normal("Pulling", format!("Pulling image {}", quoted(image)));
@@ -266,7 +267,7 @@ impl<'a> Ensuring<'a> {
     /// A success of a pod ends its own back-off. A success of a command ends the back-off of all pods that wait for the
     /// same image.
     fn succeeded(&self, key: &BackoffKey) {
-        let mut backoff = self.manager.backoff();
+        let mut backoff = locked(&self.manager.backoff);
         match self.request.caller {
             Caller::Command => {
                 for alike in backoff.alike(|other| other.is_alike(key)) {
@@ -285,7 +286,7 @@ impl<'a> Ensuring<'a> {
     /// A failure of a pod starts or extends its own back-off. A failure of a command extends the back-off of the
     /// waiting pods.
     fn failed(&self, key: BackoffKey, error: &EnsureError) {
-        let (mut backoff, now) = (self.manager.backoff(), Instant::now());
+        let (mut backoff, now) = (locked(&self.manager.backoff), Instant::now());
         let keys = match self.request.caller {
             Caller::Pod => vec![key],
             Caller::Command => {
@@ -304,7 +305,7 @@ impl<'a> Ensuring<'a> {
     /// Whether the registry may be contacted now. Checks the pod's back-off, then the circuits.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
         if matches!(self.request.caller, Caller::Pod | Caller::LookAhead)
-            && let Some(held) = self.manager.backoff().held(key, Instant::now())
+            && let Some(held) = locked(&self.manager.backoff).held(key, Instant::now())
         {
             return Err(self.error(Cause::HeldBack(held.failure.clone())));
         }
@@ -348,7 +349,7 @@ impl<'a> Ensuring<'a> {
         );
         self.reporter.normal("Pulled", message);
         meters::pulled(&self.manager.parts.reports.metrics, pulled.size, waited);
-        self.manager.backoff().forget_expired(Instant::now());
+        locked(&self.manager.backoff).forget_expired(Instant::now());
         let cost = PullCost { bytes: fetched, duration: pulled.took, at: SystemTime::now() };
         self.touch(&pulled.key, Some(cost));
         Ensured::new(&pulled.key, spec, Origin::Pulled { took, size: pulled.size }, String::new())

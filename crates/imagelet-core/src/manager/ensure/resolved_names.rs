@@ -12,7 +12,7 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::Mutex,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -22,6 +22,7 @@ use crate::{
     bounded_map::make_room,
     durable::{create_folder, replace_file},
     image::ImageId,
+    lock::locked,
     text::file_time,
 };
 
@@ -81,7 +82,7 @@ impl ResolvedNames {
     }
 
     pub(crate) fn get(&self, subject: &Subject) -> Option<(ImageId, SystemTime)> {
-        self.lock().by_subject.get(subject).cloned()
+        locked(&self.names).by_subject.get(subject).cloned()
     }
 
     /// Stores an answer. Returns whether the file has to be written.
@@ -89,7 +90,7 @@ impl ResolvedNames {
         if subject.name.len() > NAME_LENGTH_MAX || subject.handler.len() > NAME_LENGTH_MAX {
             return false;
         }
-        let mut names = self.lock();
+        let mut names = locked(&self.names);
         make_room(&mut names.by_subject, &subject, NAMES_MAX, |(_, at)| *at);
         let before = names.by_subject.insert(subject, (image.clone(), now));
         // The file may still have the replaced entry. A changed or late entry is therefore written.
@@ -104,9 +105,9 @@ impl ResolvedNames {
 
     pub(crate) fn write(&self, now: SystemTime) -> io::Result<()> {
         let Some(path) = &self.path else { return Ok(()) };
-        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _writing = locked(&self.writing);
         let lines: Vec<NameLine> = {
-            let mut names = self.lock();
+            let mut names = locked(&self.names);
             names.written_at = Some(now);
             names.by_subject.iter().map(line).collect()
         };
@@ -114,11 +115,7 @@ impl ResolvedNames {
         let bytes = serde_json::to_vec(&lines)?;
         let written =
             create_folder(folder).and_then(|()| replace_file(path, &path.with_extension("new"), "state", &bytes));
-        written.inspect_err(|_| self.lock().written_at = None)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KnownNames> {
-        self.names.lock().unwrap_or_else(PoisonError::into_inner)
+        written.inspect_err(|_| locked(&self.names).written_at = None)
     }
 }
 
@@ -212,10 +209,10 @@ mod tests {
         for text in ["", "{ torn", "{}", r#"[{"name":"a:v1","image":"sha256:00","verifiedAt":1}]"#] {
             fs::write(&path, text).unwrap();
             let names = ResolvedNames::open(Some(path.clone()), LAG);
-            assert!(names.lock().by_subject.is_empty(), "{text}");
+            assert!(locked(&names.names).by_subject.is_empty(), "{text}");
             names.put(subject("a:v1"), &id("a"), at(1));
             names.write(at(2_000)).unwrap();
-            assert_eq!(ResolvedNames::open(Some(path.clone()), LAG).lock().by_subject.len(), 1);
+            assert_eq!(locked(&ResolvedNames::open(Some(path.clone()), LAG).names).by_subject.len(), 1);
         }
     }
 
@@ -225,7 +222,7 @@ mod tests {
         for number in 0..=NAMES_MAX {
             names.put(subject(&format!("a:v{number}")), &id("a"), at(number as u64));
         }
-        let kept = names.lock().by_subject.len();
+        let kept = locked(&names.names).by_subject.len();
         assert_eq!((kept, names.get(&subject("a:v0"))), (NAMES_MAX, None));
         names.put(subject(&"a".repeat(NAME_LENGTH_MAX + 1)), &id("a"), at(u64::from(u32::MAX)));
         assert!(names.get(&subject("a:v1")).is_some());

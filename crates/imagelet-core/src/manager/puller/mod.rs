@@ -9,7 +9,7 @@ mod work;
 use std::{
     collections::VecDeque,
     num::NonZeroUsize,
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{Arc, Mutex},
 };
 
 use futures_util::FutureExt as _;
@@ -99,17 +99,17 @@ impl Puller {
         }
         let (key, now) = (work.circuit_key(), Instant::now());
         if work.request.caller == Caller::Command {
-            self.circuits().probe(&key, now);
+            locked(&self.circuits).probe(&key, now);
             return Ok(());
         }
         if work.request.caller == Caller::LookAhead {
-            return self.circuits().check_closed(&key, now);
+            return locked(&self.circuits).check_closed(&key, now);
         }
-        self.circuits().admit(&key, now)
+        locked(&self.circuits).admit(&key, now)
     }
 
     pub(crate) fn open_circuits(&self, now: Instant) -> Vec<OpenCircuit> {
-        self.circuits().open(now)
+        locked(&self.circuits).open(now)
     }
 
     pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {
@@ -148,12 +148,12 @@ impl Puller {
             return;
         }
         match outcome {
-            Ok(_) => self.circuits().answered(&work.circuit_key()),
+            Ok(_) => locked(&self.circuits).answered(&work.circuit_key()),
             // Not counted. The circuit would delay the pod's own request, and the cause may be over by then.
             Err(error) if work.request.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
             Err(error) => {
                 let fault = error.fault();
-                let opened = self.circuits().failed(&work.circuit_key(), &fault, Instant::now());
+                let opened = locked(&self.circuits).failed(&work.circuit_key(), &fault, Instant::now());
                 if let Some(open) = opened {
                     self.reports.events.record(Event {
                         kind: EventKind::Warning,
@@ -272,10 +272,6 @@ impl Puller {
             || (ByteSize::ZERO, image.runtime_handler.clone()),
             |found| (found.size, found.spec.runtime_handler),
         )
-    }
-
-    fn circuits(&self) -> MutexGuard<'_, Circuits> {
-        locked(&self.circuits)
     }
 }
 

@@ -8,7 +8,7 @@
 use std::{
     cmp::Reverse,
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use tokio::{
@@ -19,6 +19,7 @@ use tokio::{
 use super::throttle::Throttle;
 use crate::{
     image::ByteSize,
+    lock::locked,
     manager::{
         meters,
         status::{PullState, PullTurn, QueuePlace},
@@ -129,7 +130,7 @@ impl Scheduler {
     }
 
     pub(super) fn enter(self: &Arc<Self>, request: Request) -> Result<Place, QueueFull> {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if state.waiting.len() >= WAITING_MAX {
             return Err(QueueFull::All);
         }
@@ -147,7 +148,7 @@ impl Scheduler {
     }
 
     pub(super) fn states(&self) -> HashMap<Ticket, PullTurn> {
-        let state = self.lock();
+        let state = locked(&self.state);
         let running = |is_limited| move |it: &&Running| (it.slot != Slot::Unlimited) == is_limited;
         let mut ahead = [false, true].map(|is_limited| state.running.values().filter(running(is_limited)).count());
         let waiting = state.waiting.iter().enumerate().map(|(index, ((_, ticket), waiting))| {
@@ -165,12 +166,12 @@ impl Scheduler {
     }
 
     pub(super) fn is_running(&self, ticket: Ticket) -> bool {
-        self.lock().running.contains_key(&ticket)
+        locked(&self.state).running.contains_key(&ticket)
     }
 
     /// Another request joined the pull: takes the higher priority, and removes the limits if the request has none.
     pub(super) fn raise(&self, ticket: Ticket, priority: i32, is_limited: bool) {
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         let Some(rank) = state.rank_of(ticket) else { return };
         let Some(mut waiting) = state.waiting.remove(&rank) else { return };
         waiting.request.priority = waiting.request.priority.max(priority);
@@ -204,10 +205,6 @@ impl Scheduler {
             let head = alarm.and_then(|(ticket, _)| state.rank_of(ticket)).and_then(|rank| state.waiting.get(&rank));
             head.inspect(|head| head.wake.notify_one());
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, SchedulerState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -245,7 +242,7 @@ impl Place {
     pub(super) async fn turn(&self) {
         loop {
             let alarm = {
-                let (mut state, now) = (self.scheduler.lock(), Instant::now());
+                let (mut state, now) = (locked(&self.scheduler.state), Instant::now());
                 if state.alarm.is_some_and(|(_, at)| at <= now) {
                     self.scheduler.start_all(&mut state, now);
                 }
@@ -263,7 +260,7 @@ impl Place {
     }
 
     pub(super) fn set_size(&self, size: ByteSize) {
-        let mut state = self.scheduler.lock();
+        let mut state = locked(&self.scheduler.state);
         if let Some(rank) = state.rank_of(self.ticket)
             && let Some(waiting) = state.waiting.get_mut(&rank)
         {
@@ -275,7 +272,7 @@ impl Place {
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut state = self.scheduler.lock();
+        let mut state = locked(&self.scheduler.state);
         if state.running.remove(&self.ticket).is_none()
             && let Some(rank) = state.rank_of(self.ticket)
         {
@@ -305,7 +302,7 @@ mod tests {
     fn served(scheduler: &Scheduler, mut places: Vec<(usize, Place)>) -> Vec<usize> {
         let mut order = Vec::new();
         while !places.is_empty() {
-            assert_eq!(scheduler.lock().running.len(), 1, "one slot is one pull");
+            assert_eq!(locked(&scheduler.state).running.len(), 1, "one slot is one pull");
             let at = places.iter().position(|(_, place)| is_running(place)).expect("one runs");
             order.push(places.remove(at).0);
         }

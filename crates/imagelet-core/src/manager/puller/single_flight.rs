@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -115,7 +115,7 @@ impl SingleFlight {
 
     /// Whether an equal pull waits or runs. A request that joins that pull costs the registry nothing.
     pub(super) fn has(&self, work: &Work) -> bool {
-        self.lock().by_key.get(&self.key(work)).is_some_and(|pull| !pull.has_ended())
+        locked(&self.table).by_key.get(&self.key(work)).is_some_and(|pull| !pull.has_ended())
     }
 
     fn key(&self, work: &Work) -> PullKey {
@@ -139,7 +139,7 @@ impl SingleFlight {
         let (key, priority) = (self.key(work), request.priority);
         let EnsureRequest { pull: PullRequest { pod, .. }, caller, .. } = &work.request;
         let client = PullClient { pod: pod.clone(), caller: *caller, since: Instant::now() };
-        let mut table = self.lock();
+        let mut table = locked(&self.table);
         let subscription = |key, ticket, pull, progress| Subscription {
             pulls: Arc::clone(self),
             key,
@@ -175,7 +175,7 @@ impl SingleFlight {
     }
 
     pub(super) fn status(&self) -> Vec<PullStatus> {
-        let (table, mut states) = (self.lock(), self.scheduler.states());
+        let (table, mut states) = (locked(&self.table), self.scheduler.states());
         let status = |(key, pull): (&PullKey, &Pull)| {
             let turn = states.remove(&pull.ticket)?;
             let row = PullStatus {
@@ -196,7 +196,7 @@ impl SingleFlight {
 
     /// Removes the pull with this ticket from the table, if `is_over` accepts it.
     fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
-        let mut table = self.lock();
+        let mut table = locked(&self.table);
         if table.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {
             table.by_key.remove(key);
         }
@@ -204,7 +204,7 @@ impl SingleFlight {
 
     /// Removes a client from a pull. Returns whether the pull continues for a grace without clients.
     fn leave(&self, key: &PullKey, ticket: Ticket, client: &PullClient) -> bool {
-        let mut table = self.lock();
+        let mut table = locked(&self.table);
         let Some(pull) = table.by_key.get_mut(key).filter(|pull| pull.ticket == ticket) else { return false };
         let mut clients = locked(&pull.clients);
         if let Some(at) = clients.iter().position(|it| it == client) {
@@ -220,10 +220,6 @@ impl SingleFlight {
             table.by_key.remove(key);
         }
         is_kept
-    }
-
-    fn lock(&self) -> MutexGuard<'_, FlightTable> {
-        locked(&self.table)
     }
 }
 
@@ -279,7 +275,7 @@ impl<T: Send + 'static> Drop for Subscription<T> {
                 (on_complete.conclude)(on_complete.kept, pulled).await;
             }
         };
-        let mut table = self.pulls.lock();
+        let mut table = locked(&self.pulls.table);
         while table.keepers.try_join_next().is_some() {}
         table.keepers.spawn_on(keep, &handle);
     }

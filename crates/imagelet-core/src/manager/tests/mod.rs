@@ -11,6 +11,7 @@ mod turns;
 use std::{
     collections::VecDeque,
     num::{NonZeroU32, NonZeroUsize},
+    sync::MutexGuard,
     time::{Duration, SystemTime},
 };
 

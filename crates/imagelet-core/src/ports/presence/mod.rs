@@ -3,15 +3,14 @@
 use std::{
     collections::HashMap,
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use tokio::time::{Instant, timeout};
 
-use crate::error::RuntimeError;
-use crate::image::ImageId;
+use crate::{error::RuntimeError, image::ImageId, lock::locked};
 
 /// A usable image is not checked again for this time.
 const USABLE_FOR: Duration = Duration::from_secs(10);
@@ -43,7 +42,7 @@ impl UsableImages {
     /// Whether containers can start from a listed image. Returns true in doubt.
     pub async fn is_usable(&self, image: &ImageId) -> bool {
         let is_recent = |at: &Option<Instant>| at.is_some_and(|at| at.elapsed() < USABLE_FOR);
-        if self.lock().get(image).is_some_and(is_recent) {
+        if locked(&self.usable_at).get(image).is_some_and(is_recent) {
             return true;
         }
         let Ok(checked) = timeout(USABLE_MAX, self.backing.is_usable(image)).await else { return true };
@@ -51,7 +50,7 @@ impl UsableImages {
             tracing::debug!(%image, error = error.chain(), "could not check the content of an image");
             true
         });
-        let mut usable_at = self.lock();
+        let mut usable_at = locked(&self.usable_at);
         if usable_at.len() >= IMAGES_MAX {
             usable_at.retain(|_, at| is_recent(at));
         }
@@ -60,10 +59,6 @@ impl UsableImages {
             tracing::warn!(%image, "the runtime lists an image whose layers are gone; it is reported absent");
         }
         is_usable
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, HashMap<ImageId, Option<Instant>>> {
-        self.usable_at.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,10 +97,10 @@ mod tests {
         layers.are_gone.store(true, Ordering::SeqCst);
         assert!(!images.is_usable(&id).await);
         assert!(!images.is_usable(&id).await, "what is gone is looked at each time");
-        assert_eq!(images.lock().get(&id), Some(&None), "and warned of once");
+        assert_eq!(locked(&images.usable_at).get(&id), Some(&None), "and warned of once");
         layers.are_gone.store(false, Ordering::SeqCst);
         assert!(images.is_usable(&id).await);
-        assert!(images.lock()[&id].is_some(), "until it was usable again");
+        assert!(locked(&images.usable_at)[&id].is_some(), "until it was usable again");
         let looks = layers.looks.load(Ordering::SeqCst);
         assert!(images.is_usable(&id).await);
         assert_eq!(layers.looks.load(Ordering::SeqCst), looks, "what was there a moment ago is not looked at again");

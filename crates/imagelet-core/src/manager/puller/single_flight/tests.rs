@@ -196,7 +196,7 @@ fn story(setup: Setup, clients: &[Client]) -> InterleavedStory {
         if !unrecorded.is_empty() {
             return Err(format!("the pulls {unrecorded:?} finished, and no client recorded them"));
         }
-        if !log.alive.is_empty() || !pulls.lock().by_key.is_empty() || !scheduler.states().is_empty() {
+        if !log.alive.is_empty() || !locked(&pulls.table).by_key.is_empty() || !scheduler.states().is_empty() {
             return Err("a pull without clients remains".to_owned());
         }
         Ok(())
