@@ -10,7 +10,7 @@ use std::{
 
 use tokio::sync::broadcast;
 
-use crate::lock::locked;
+use crate::{lock::locked, text::named_enum};
 
 /// Maximum length of a stored message in bytes. A runtime's error text has no limit.
 const MESSAGE_LENGTH_MAX: usize = 8 * 1024;
@@ -42,18 +42,11 @@ pub struct EventCause {
     pub stage: &'static str,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum EventKind {
-    Normal,
-    Warning,
-}
-
-impl EventKind {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Normal => "Normal",
-            Self::Warning => "Warning",
-        }
+named_enum! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum EventKind {
+        Normal = "Normal",
+        Warning = "Warning",
     }
 }
 

@@ -15,7 +15,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use crate::lock::locked;
+use crate::{lock::locked, text::named_enum};
 
 /// Bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
@@ -30,28 +30,17 @@ const RATE_ASSUMED: u64 = 1 << 20;
 /// After another pull has waited this long, the slowest holder releases the resource, whatever its rate.
 pub const WAIT_FAIR: Duration = Duration::from_secs(10);
 
-/// A resource that one pull has and another pull waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum SharedThing {
-    Memory,
-    /// A slot among the layers that are being fetched.
-    Place,
-    /// The fetch of the same layer.
-    Layer,
-    /// Space on the disk that other pulls have reserved.
-    Space,
-}
-
-impl SharedThing {
-    /// The word in `status`, logs and metrics.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            SharedThing::Memory => "memory",
-            SharedThing::Place => "place",
-            SharedThing::Layer => "layer",
-            SharedThing::Space => "space",
-        }
+named_enum! {
+    /// A resource that one pull has and another pull waits for.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum SharedThing {
+        Memory = "memory",
+        /// A slot among the layers that are being fetched.
+        Place = "place",
+        /// The fetch of the same layer.
+        Layer = "layer",
+        /// Space on the disk that other pulls have reserved.
+        Space = "space",
     }
 }
 

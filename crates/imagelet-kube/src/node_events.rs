@@ -169,7 +169,7 @@ pub(crate) fn failure_event(
         message,
         note: Some(format!("{what} from registry `{}`: {class} at {stage}", shown(&registry))),
         subject: EventSubject::Node,
-        cause: Some(EventCause { class: class.word(), stage: stage.word() }),
+        cause: Some(EventCause { class: class.name(), stage: stage.name() }),
     }
 }
 

@@ -97,7 +97,7 @@ impl Failure {
 
     #[must_use]
     pub fn at(mut self, class: ErrorClass, stage: Stage) -> Self {
-        self.fault = Some(Box::new(FaultWords { class: class.word().into(), hop: stage.word().into() }));
+        self.fault = Some(Box::new(FaultWords { class: class.name().into(), hop: stage.name().into() }));
         self
     }
 

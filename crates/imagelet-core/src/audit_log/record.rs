@@ -12,6 +12,8 @@ use std::{collections::BTreeMap, time::SystemTime};
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::named_enum;
+
 /// One act on an image or on the pins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
@@ -101,28 +103,30 @@ impl PullHost {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ActCode {
-    Pulled,
-    /// The image came from an archive.
-    Imported,
-    /// The image was removed with all its names on request.
-    RemovedOnRequest,
-    /// One name of the image was removed on request.
-    UntaggedOnRequest,
-    Pinned,
-    Unpinned,
-    /// Another image manager of the node pulled the image, according to its records.
-    Adopted,
-    /// A pull of this name failed; the act has names and no key.
-    PullFailed,
-    /// The caller of a pull disconnected before the end; the act has names and no key.
-    PullGivenUp,
-    /// A collection removed the image.
-    Removed,
-    /// A collection selected the image, but the runtime or a later check prevented the removal.
-    Refused,
+named_enum! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ActCode {
+        Pulled = "pulled",
+        /// The image came from an archive.
+        Imported = "imported",
+        /// The image was removed with all its names on request.
+        RemovedOnRequest = "removed_on_request",
+        /// One name of the image was removed on request.
+        UntaggedOnRequest = "untagged_on_request",
+        Pinned = "pinned_on_request",
+        Unpinned = "unpinned_on_request",
+        /// Another image manager of the node pulled the image, according to its records.
+        Adopted = "adopted",
+        /// A pull of this name failed; the act has names and no key.
+        PullFailed = "pull_failed",
+        /// The caller of a pull disconnected before the end; the act has names and no key.
+        PullGivenUp = "pull_given_up",
+        /// A collection removed the image.
+        Removed = "removed",
+        /// A collection selected the image, but the runtime or a later check prevented the removal.
+        Refused = "refused",
+    }
 }
 
 impl ActCode {
@@ -134,22 +138,6 @@ impl ActCode {
     /// Whether the names of the act are patterns.
     pub(super) fn is_of_pins(self) -> bool {
         matches!(self, Self::Pinned | Self::Unpinned)
-    }
-
-    pub fn code(self) -> &'static str {
-        match self {
-            Self::Pulled => "pulled",
-            Self::Imported => "imported",
-            Self::RemovedOnRequest => "removed_on_request",
-            Self::UntaggedOnRequest => "untagged_on_request",
-            Self::Pinned => "pinned_on_request",
-            Self::Unpinned => "unpinned_on_request",
-            Self::Adopted => "adopted",
-            Self::PullFailed => "pull_failed",
-            Self::PullGivenUp => "pull_given_up",
-            Self::Removed => "removed",
-            Self::Refused => "refused",
-        }
     }
 }
 

@@ -1,35 +1,14 @@
 //! Error classes and stages, in stable words for programs (`docs/errors.md`).
 
-use std::{fmt, time::Duration};
+use std::time::Duration;
 
-macro_rules! words {
-    ($(#[$doc:meta])* $name:ident { $($variant:ident = $word:literal,)* }) => {
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        #[non_exhaustive]
-        pub enum $name { $(#[doc = concat!("`", $word, "`")] $variant,)* }
+use crate::text::named_enum;
 
-        impl $name {
-            /// All values, in the order of the documentation.
-            pub const ALL: &[Self] = &[$(Self::$variant),*];
-
-            /// The stable word.
-            pub fn word(self) -> &'static str {
-                match self { $(Self::$variant => $word,)* }
-            }
-        }
-
-        impl fmt::Display for $name {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str(self.word())
-            }
-        }
-    };
-}
-
-words! {
+named_enum! {
     /// The class of an error. `docs/errors.md` describes each class.
-    ErrorClass {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum ErrorClass {
         NameInvalid = "name-invalid",
         NotPresent = "not-present",
         HeldBack = "held-back",
@@ -66,9 +45,11 @@ words! {
     }
 }
 
-words! {
+named_enum! {
     /// The stage of an error. `docs/errors.md` describes each stage.
-    Stage {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum Stage {
         Name = "name",
         Policy = "policy",
         Queue = "queue",
@@ -140,8 +121,8 @@ mod tests {
 
     #[test]
     fn words_are_kebab_case_and_each_stands_for_one() {
-        let words: Vec<&str> = ErrorClass::ALL.iter().map(|class| class.word()).collect();
-        let hops: Vec<&str> = Stage::ALL.iter().map(|stage| stage.word()).collect();
+        let words: Vec<&str> = ErrorClass::ALL.iter().map(|class| class.name()).collect();
+        let hops: Vec<&str> = Stage::ALL.iter().map(|stage| stage.name()).collect();
         for words in [words, hops] {
             assert_eq!(words.iter().collect::<BTreeSet<_>>().len(), words.len());
             let is_kebab = |word: &str| word.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'-');
@@ -153,7 +134,7 @@ mod tests {
     fn the_documentation_has_a_row_for_each_word() {
         let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/errors.md");
         let page = std::fs::read_to_string(path).expect("the page is there");
-        for word in ErrorClass::ALL.iter().map(|class| class.word()).chain(Stage::ALL.iter().map(|stage| stage.word()))
+        for word in ErrorClass::ALL.iter().map(|class| class.name()).chain(Stage::ALL.iter().map(|stage| stage.name()))
         {
             assert!(page.lines().any(|line| line.starts_with(&format!("| `{word}` |"))), "no row for `{word}`");
         }

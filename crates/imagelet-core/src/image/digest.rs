@@ -4,28 +4,22 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::printable::printable_start;
+use crate::{printable::printable_start, text::named_enum};
 
 /// The maximum bytes of an invalid digest in a message: the length of the longest valid digest.
 const SHOWN_MAX: usize = 135;
 
-/// The algorithms of the reference grammar.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DigestAlgorithm {
-    Sha256,
-    Sha384,
-    Sha512,
+named_enum! {
+    /// The algorithms of the reference grammar.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum DigestAlgorithm {
+        Sha256 = "sha256",
+        Sha384 = "sha384",
+        Sha512 = "sha512",
+    }
 }
 
 impl DigestAlgorithm {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Sha256 => "sha256",
-            Self::Sha384 => "sha384",
-            Self::Sha512 => "sha512",
-        }
-    }
-
     fn hex_length(self) -> usize {
         match self {
             Self::Sha256 => 64,

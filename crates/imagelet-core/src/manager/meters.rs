@@ -55,7 +55,7 @@ pub(super) fn checked(metrics: &Metrics, result: CheckResult) {
 }
 
 pub(super) fn failed(metrics: &Metrics, fault: &Fault) {
-    metrics.increment(&FAILURES, &[fault.class.word(), fault.stage.word()]);
+    metrics.increment(&FAILURES, &[fault.class.name(), fault.stage.name()]);
 }
 
 pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {

@@ -9,6 +9,7 @@ use crate::{
     events::PodIdentity,
     image::counted,
     ports::{NextRequest, PullEnd, PullProgress, PullRoute, PullTimes},
+    text::named_enum,
 };
 
 #[derive(Clone, Debug, Default)]
@@ -57,11 +58,13 @@ pub struct PullClient {
     pub since: Instant,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PullState {
-    WaitingForSlot,
-    WaitingForRate,
-    Running,
+named_enum! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum PullState {
+        WaitingForSlot = "waiting-for-slot",
+        WaitingForRate = "waiting-for-rate",
+        Running = "running",
+    }
 }
 
 impl PullStatus {
@@ -158,16 +161,6 @@ fn rate(speed: u64) -> String {
     let speed = speed as f64 / scale;
     let places = usize::from(speed < 9.95);
     format!("{speed:.places$} {unit}/s")
-}
-
-impl PullState {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::WaitingForSlot => "waiting-for-slot",
-            Self::WaitingForRate => "waiting-for-rate",
-            Self::Running => "running",
-        }
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]

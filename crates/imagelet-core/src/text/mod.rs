@@ -1,5 +1,6 @@
 //! Texts in the form that Go prints and parses. Users search for these texts.
 
+mod named_enum;
 mod url;
 
 use std::{
@@ -17,7 +18,7 @@ use serde::{
 };
 use zeroize::Zeroizing;
 
-pub use self::url::GoUrl;
+pub use self::{named_enum::named_enum, url::GoUrl};
 
 /// An error with a complete text that contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -14,6 +14,7 @@ use imagelet_core::{
     inventory::PinPattern,
     manager::PullSettings,
     records::VerificationPolicy,
+    text::named_enum,
 };
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
@@ -138,19 +139,12 @@ pub struct HttpSettings {
     pub actions: bool,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum CollectionMode {
-    Enforce,
-    Shadow,
-}
-
-impl CollectionMode {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Enforce => "enforce",
-            Self::Shadow => "shadow",
-        }
+named_enum! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum CollectionMode {
+        Enforce = "enforce",
+        Shadow = "shadow",
     }
 }
 

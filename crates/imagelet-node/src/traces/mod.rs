@@ -217,11 +217,11 @@ impl OpenSpan {
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
             self.add([
-                KeyValue::new("error.type", fault.class.word()),
-                KeyValue::new("imagelet.hop", fault.stage.word()),
+                KeyValue::new("error.type", fault.class.name()),
+                KeyValue::new("imagelet.hop", fault.stage.name()),
             ]);
         }
-        self.end(fault.map(|fault| fault.class.word()));
+        self.end(fault.map(|fault| fault.class.name()));
     }
 
     fn end(mut self, failure: Option<&'static str>) {

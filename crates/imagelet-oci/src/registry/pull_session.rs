@@ -267,7 +267,7 @@ impl SessionHost {
     }
 
     pub(super) fn count_failure(&self, class: ErrorClass) {
-        *locked(&self.sent).failures.entry(class.word().to_owned()).or_default() += 1;
+        *locked(&self.sent).failures.entry(class.name().to_owned()).or_default() += 1;
     }
 
     pub(super) fn grant(&self) -> Option<Grant> {

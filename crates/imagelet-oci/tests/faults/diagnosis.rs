@@ -64,7 +64,7 @@ async fn the_walk_along_a_healthy_path_names_each_step() {
     assert!(steps.iter().all(|step| step.error.is_none()), "{steps:?}");
     let names: Vec<&str> = steps.iter().map(|step| step.name).collect();
     let (dns, connect, token, manifest, blob) =
-        (Stage::Dns.word(), Stage::Connect.word(), Stage::Token.word(), Stage::Manifest.word(), Stage::Blob.word());
+        (Stage::Dns.name(), Stage::Connect.name(), Stage::Token.name(), Stage::Manifest.name(), Stage::Blob.name());
     // The first layer is at another origin.
     let expected = ["mirrors", dns, connect, token, manifest, blob, "platform", dns, connect, blob, blob];
     assert_eq!(names, expected);

@@ -1,11 +1,12 @@
 //! Decides whether a pull is imported natively or forwarded to the runtime, and what happens after a failed import.
 
-use std::{collections::HashMap, fmt, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use imagelet_core::{
     error::{ErrorClass, Stage},
     image::{ImageSpec, Reference},
     ports::{ForwardReason, ImageDetails, Members, PullRequest},
+    text::named_enum,
 };
 use imagelet_oci::{ImportError, ImportStage};
 use tokio::time::Instant;
@@ -18,17 +19,19 @@ const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
 
-/// The configured import mode (`runtimeImport`).
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum ImportMode {
-    /// Imports if possible, otherwise forwards.
-    #[default]
-    Auto,
-    /// Forwards each pull.
-    Never,
-    /// Forwards no pull. If an import is impossible, the pull fails with the reason.
-    Require,
+named_enum! {
+    /// The configured import mode (`runtimeImport`).
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum ImportMode {
+        /// Imports if possible, otherwise forwards.
+        #[default]
+        Auto = "auto",
+        /// Forwards each pull.
+        Never = "never",
+        /// Forwards no pull. If an import is impossible, the pull fails with the reason.
+        Require = "require",
+    }
 }
 
 /// Returns the runtime if an import is permitted. The site may still fail to open. `request` is `None` for pulls in
@@ -188,25 +191,6 @@ impl PreferredRegistries {
 
     pub(super) fn forget(&mut self, registry: &str) {
         self.0.remove(registry);
-    }
-}
-
-impl ImportMode {
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Never, Self::Require];
-
-    /// The value in the configuration.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::Never => "never",
-            Self::Require => "require",
-        }
-    }
-}
-
-impl fmt::Display for ImportMode {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
     }
 }
 

@@ -143,7 +143,7 @@ impl Hanging {
         let told = events(&self.daemon);
         let failed = told.iter().filter(|event| event["reason"] == "Failed").collect::<Vec<_>>();
         assert_eq!(failed.len(), 2, "each caller has its own: {told:?}");
-        assert_eq!((&failed[0]["class"], &failed[0]["hop"]), (&class.word().into(), &Stage::Runtime.word().into()));
+        assert_eq!((&failed[0]["class"], &failed[0]["hop"]), (&class.name().into(), &Stage::Runtime.name().into()));
         let counted = format!("imagelet_pull_failures_total{{class=\"{class}\",hop=\"runtime\"}} 2");
         let metrics = metrics(&self.metrics.address());
         assert!(metrics.lines().any(|line| line == counted), "{metrics}");

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     image::ByteSize,
     inventory::detect::{Fresh, ImageUses},
+    text::named_enum,
 };
 
 /// A shorter pause belongs to the previous use: no collection removes an image that fast.
@@ -212,24 +213,16 @@ pub struct PullCost {
     pub at: SystemTime,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ImageOrigin {
-    Pulled,
-    /// Another manager pulled the image, and a pull record or an operator transferred it.
-    Adopted,
-    /// The image was present in the first pass, or was added without imagelet.
-    #[default]
-    Found,
-}
-
-impl ImageOrigin {
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Pulled => "pulled",
-            Self::Adopted => "adopted",
-            Self::Found => "found",
-        }
+named_enum! {
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    pub enum ImageOrigin {
+        Pulled = "pulled",
+        /// Another manager pulled the image, and a pull record or an operator transferred it.
+        Adopted = "adopted",
+        /// The image was present in the first pass, or was added without imagelet.
+        #[default]
+        Found = "found",
     }
 }
 

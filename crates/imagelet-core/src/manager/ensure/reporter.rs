@@ -23,7 +23,7 @@ impl Reporter {
     }
 
     pub(super) fn warning(&self, reason: &'static str, message: String, fault: &Fault) {
-        let cause = EventCause { class: fault.class.word(), stage: fault.stage.word() };
+        let cause = EventCause { class: fault.class.name(), stage: fault.stage.name() };
         self.event(EventKind::Warning, reason, message, Some(cause));
     }
 

@@ -16,6 +16,7 @@ use crate::{
     bounded_map::make_room,
     error::{ErrorClass, Fault, Party, RuntimeErrorKind, Stage},
     image::counted,
+    text::named_enum,
 };
 
 const OPENS_AFTER: u32 = 3;
@@ -98,18 +99,20 @@ impl OpenCircuit {
     }
 }
 
-/// The pulls that an open circuit rejects. A failure in one of the last two scopes is an answer of the registry, so
-/// that failure closes the circuits of the earlier scopes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum CircuitScope {
-    /// All pulls: the registry is unreachable or broken.
-    AllPulls,
-    /// Pulls from one repository: the registry fails for it, or redirects it to a host that fails.
-    Repository,
-    /// Pulls with the same credentials: the registry limits their rate.
-    Credentials,
-    /// Pulls of one image with the same credentials: the registry rejects them.
-    Images,
+named_enum! {
+    /// The pulls that an open circuit rejects. A failure in one of the last two scopes is an answer of the registry, so
+    /// that failure closes the circuits of the earlier scopes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+    pub enum CircuitScope {
+        /// All pulls: the registry is unreachable or broken.
+        AllPulls = "all-pulls",
+        /// Pulls from one repository: the registry fails for it, or redirects it to a host that fails.
+        Repository = "repository",
+        /// Pulls with the same credentials: the registry limits their rate.
+        Credentials = "credentials",
+        /// Pulls of one image with the same credentials: the registry rejects them.
+        Images = "images",
+    }
 }
 
 #[derive(Debug)]
@@ -119,17 +122,6 @@ pub(crate) struct Circuits {
 }
 
 impl CircuitScope {
-    const ALL: [Self; 4] = [Self::AllPulls, Self::Repository, Self::Credentials, Self::Images];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::AllPulls => "all-pulls",
-            Self::Repository => "repository",
-            Self::Credentials => "credentials",
-            Self::Images => "images",
-        }
-    }
-
     /// The scope of a failure. `None`: the registry answered, and something else failed.
     fn from_fault(fault: &Fault) -> Option<Self> {
         match fault.class {

@@ -161,7 +161,7 @@ impl Puller {
                         message: open.opening(fault.stage),
                         note: None,
                         subject: EventSubject::Node,
-                        cause: Some(EventCause { class: fault.class.word(), stage: fault.stage.word() }),
+                        cause: Some(EventCause { class: fault.class.name(), stage: fault.stage.name() }),
                     });
                 }
             }
@@ -229,7 +229,7 @@ impl Puller {
                     return Ok((id, attempt, senders.map(|host| host.host.clone()).collect()));
                 }
                 Err(error) => {
-                    let refusals = [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::word);
+                    let refusals = [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::name);
                     let is_refusal = |class: &String| refusals.contains(&class.as_str());
                     // A host that rejected its credential may accept the next, even after another host's error.
                     let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));

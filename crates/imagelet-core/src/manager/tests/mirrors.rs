@@ -61,7 +61,7 @@ impl ImageService for Mirrored {
         self.shown.lock().unwrap().push(request.clone());
         let accepted = Credential { server_address: MIRROR.into(), ..login(self.password) };
         if !request.host_credentials.contains(&accepted) {
-            let failures = [(ErrorClass::Unauthorized.word().to_owned(), 1)].into();
+            let failures = [(ErrorClass::Unauthorized.name().to_owned(), 1)].into();
             progress(PullEvent::Hosts(vec![PullHost { host: MIRROR.into(), failures, ..PullHost::default() }]));
             return Err(RuntimeError::new(self.kind, "the mirror rejects it"));
         }

@@ -29,7 +29,7 @@ impl Recorded {
     }
 
     fn codes(&self, image: &str) -> Vec<&'static str> {
-        self.happened(image).into_iter().map(|act| act.code.code()).collect()
+        self.happened(image).into_iter().map(|act| act.code.name()).collect()
     }
 }
 

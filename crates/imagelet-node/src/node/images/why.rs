@@ -352,7 +352,7 @@ pub(super) fn happening(act: Act) -> WhyHappening {
     WhyHappening {
         at: moment(act.at),
         what: what.into(),
-        code: if reason.is_empty() { act.code.code().into() } else { reason },
+        code: if reason.is_empty() { act.code.name().into() } else { reason },
         reason: why,
         by: act.by,
         names: act.names,

@@ -107,7 +107,7 @@ fn open_circuit_row(open: OpenCircuit) -> OpenCircuitRow {
     OpenCircuitRow {
         registry: open.registry,
         pulls: open.scope.name().into(),
-        class: open.class.word().into(),
+        class: open.class.name().into(),
         failures: open.failures,
         next_attempt_at: moment(SystemTime::now() + open.remaining),
         remaining_seconds: open.remaining.as_secs(),

@@ -94,7 +94,7 @@ impl Walk<'_> {
         let Some((resolved, took)) = self.timed(session.clone().resolve(&reference, platform)).await else { return };
         let layers = &resolved.manifest.layers;
         self.found.layer_bytes = Some(layers.iter().map(|layer| layer.size).sum());
-        self.passed(Stage::Manifest.word(), took, resolved.root.digest.to_string());
+        self.passed(Stage::Manifest.name(), took, resolved.root.digest.to_string());
         let served = self.check_content(&session, &resolved, (platform, is_given)).await;
         self.found.is_served |= served.is_some();
     }
@@ -108,7 +108,7 @@ impl Walk<'_> {
     ) -> Option<()> {
         let described = &resolved.manifest.config;
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
-        self.passed(Stage::Blob.word(), took, format!("configuration {}", described.digest));
+        self.passed(Stage::Blob.name(), took, format!("configuration {}", described.digest));
         let config = resolved.manifest.read_config(&bytes);
         let fits = config.and_then(|config| resolved.check_platform(&config, platform, is_given));
         let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
@@ -119,7 +119,7 @@ impl Walk<'_> {
         for layer in &resolved.manifest.layers {
             let (first, took) = self.timed(first_byte(session, layer)).await?;
             let read = if first { "first byte" } else { "empty" };
-            self.passed(Stage::Blob.word(), took, format!("layer {}: {read}", layer.digest));
+            self.passed(Stage::Blob.name(), took, format!("layer {}: {read}", layer.digest));
         }
         Some(())
     }
@@ -133,10 +133,10 @@ impl Walk<'_> {
         match outcome {
             Ok(found) => return Some((found, took)),
             Err(error) if error.fault().class == ErrorClass::PlatformMissing => {
-                self.passed(Stage::Manifest.word(), took, String::new());
+                self.passed(Stage::Manifest.name(), took, String::new());
                 self.failed("platform", took, error);
             }
-            Err(error) => self.failed(error.fault().stage.word(), took, error),
+            Err(error) => self.failed(error.fault().stage.name(), took, error),
         }
         None
     }

@@ -32,6 +32,6 @@ pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<PathStep>
 
 /// Records a stage that began at `began` and succeeds now. Without [`recording`], it does nothing.
 pub(crate) fn record(stage: Stage, began: Instant, host: &dyn Display, detail: String) {
-    let step = PathStep { name: stage.word(), host: host.to_string(), detail, took: began.elapsed(), error: None };
+    let step = PathStep { name: stage.name(), host: host.to_string(), detail, took: began.elapsed(), error: None };
     let _ = STEPS.try_with(|steps| steps.borrow_mut().push(step));
 }

@@ -258,7 +258,7 @@ async fn a_host_that_sends_wrong_bytes_is_recorded_with_them() {
     resolved.session.fetch_blob_bytes(descriptor, 100).await.unwrap_err();
     let senders = resolved.session.senders();
     assert_eq!(senders[0].host, fake.address.to_string());
-    assert_eq!(senders[0].failures.get(ErrorClass::DigestMismatch.word()), Some(&2), "{senders:?}");
+    assert_eq!(senders[0].failures.get(ErrorClass::DigestMismatch.name()), Some(&2), "{senders:?}");
 }
 
 #[tokio::test]

@@ -167,5 +167,5 @@ async fn a_mirror_that_another_host_overtakes_is_asked_last_by_the_next_request(
         assert_eq!((host, began.elapsed().as_secs()), (1, seconds));
     }
     let failures: Vec<_> = session.senders().into_iter().flat_map(|host| host.failures).collect();
-    assert_eq!(failures, [(ErrorClass::TimedOut.word().to_owned(), 1)]);
+    assert_eq!(failures, [(ErrorClass::TimedOut.name().to_owned(), 1)]);
 }
