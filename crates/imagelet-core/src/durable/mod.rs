@@ -1,17 +1,17 @@
-//! Replaces whole files, so that a crash at any point leaves the old file or the new file.
+//! Reads and replaces whole files. A crash at any point leaves the old file or the new file.
 
 mod state_dir;
 
 use std::{
     fmt,
     fs::{self, DirBuilder, File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::Path,
 };
 
 pub(crate) use self::state_dir::{StateDir, misread, nanos, time};
-use crate::failpoint;
+use crate::{failpoint, image::ByteSize};
 
 /// The disk that is changed. A test's disk counts the changes and fails some of them.
 pub trait Disk: fmt::Debug + Send + Sync {
@@ -34,6 +34,17 @@ pub trait Disk: fmt::Debug + Send + Sync {
 pub struct MachineDisk;
 
 impl Disk for MachineDisk {}
+
+/// Reads a file to its end. A file longer than `length_max` fails with `FileTooLarge`.
+pub fn read_at_most(file: impl Read, length_max: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    file.take(length_max + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > length_max {
+        let message = format!("the file is longer than {}", ByteSize(length_max));
+        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+    }
+    Ok(bytes)
+}
 
 /// Replaces a file with these bytes, readable only by its owner. Durable on return. `beside` is the path of the
 /// incomplete file, in the same folder. A crash may leave that file, and the next replacement removes it. `steps` is

@@ -14,7 +14,7 @@
 
 use std::{
     fs::{self, File},
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -22,7 +22,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 use serde_json::error::Category;
 
-use super::{create_folder, replace_file};
+use super::{create_folder, read_at_most, replace_file};
 use crate::image::ByteSize;
 
 /// The ledger of about 250,000 images has this size.
@@ -78,17 +78,11 @@ impl StateDir {
 
     /// `None`: the file is absent. A file larger than [`FILE_SIZE_MAX`] is an error.
     pub(crate) fn content(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
-        let mut content = Vec::new();
         match File::open(self.path.join(name)) {
-            Ok(file) => file.take(FILE_SIZE_MAX + 1).read_to_end(&mut content)?,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        if content.len() as u64 > FILE_SIZE_MAX {
-            let message = format!("it has more than {}", ByteSize(FILE_SIZE_MAX));
-            return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
+            Ok(file) => read_at_most(file, FILE_SIZE_MAX).map(Some),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         }
-        Ok(Some(content))
     }
 
     /// An absent or damaged file gives the default. A damaged file is renamed to `NAME.corrupt-SECONDS`.

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     fs::{self, File},
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -11,7 +11,7 @@ use std::{
 
 use super::file::{DecodeError, RecordFile, file_name};
 use crate::{
-    durable::{Disk, MachineDisk, create_folder, replace_file_on, sync_folder_on},
+    durable::{Disk, MachineDisk, create_folder, read_at_most, replace_file_on, sync_folder_on},
     failpoint,
 };
 
@@ -219,12 +219,7 @@ fn names(path: &Path) -> io::Result<Vec<String>> {
 }
 
 pub(super) fn read(file: File) -> io::Result<Vec<u8>> {
-    let mut content = Vec::new();
-    file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut content)?;
-    if content.len() as u64 > FILE_LENGTH_MAX {
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, "longer than a record can be"));
-    }
-    Ok(content)
+    read_at_most(file, FILE_LENGTH_MAX)
 }
 
 #[cfg(test)]

@@ -1,10 +1,11 @@
 //! Checks an image against the signature policy before the first byte of a layer (`docs/spec/pull.md §13.9`).
 
-use std::{io::Read as _, path::Path};
+use std::path::Path;
 
 use imagelet_core::{
+    durable::read_at_most,
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
-    image::{ByteSize, Reference},
+    image::Reference,
     ports::ArchivePlace,
     trusted_files,
 };
@@ -134,10 +135,8 @@ fn public_keys(sources: &[KeySource]) -> Result<PublicKeys, String> {
 
 /// Reads a file. Rejects a file that other users may change.
 fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
-    let mut bytes = Vec::new();
-    let file = trusted_files::open(path).map_err(|error| error.to_string())?;
-    file.take(limit + 1).read_to_end(&mut bytes).map_err(|error| error.to_string())?;
-    if bytes.len() as u64 > limit { Err(format!("it has more than {}", ByteSize(limit))) } else { Ok(bytes) }
+    let read = trusted_files::open(path).and_then(|file| read_at_most(file, limit));
+    read.map_err(|error| error.to_string())
 }
 
 fn refusal(message: String) -> RuntimeError {

@@ -2,14 +2,14 @@
 
 use std::{
     fs,
-    io::{self, Read as _, Write as _},
+    io::{self, Write as _},
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
 };
 
 use imagelet_core::{
-    durable::{MachineDisk, remove_file, replace_file_on, sync_folder},
-    image::{ByteSize, Digest},
+    durable::{MachineDisk, read_at_most, remove_file, replace_file_on, sync_folder},
+    image::Digest,
 };
 
 use imagelet_node::failure::Failure;
@@ -68,13 +68,7 @@ fn text(content: &str) -> String {
 
 /// Reads a file. A file longer than `length_max` fails with `FileTooLarge`.
 pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    fs::File::open(path)?.take(length_max as u64 + 1).read_to_end(&mut bytes)?;
-    if bytes.len() > length_max {
-        let message = format!("the file is longer than {}", ByteSize(length_max as u64));
-        return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
-    }
-    Ok(bytes)
+    read_at_most(fs::File::open(path)?, length_max as u64)
 }
 
 pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure> {
