@@ -1,7 +1,7 @@
 //! The image that each name resolved to, with the time of the registry's answer.
 //!
 //! ```text
-//! FILE    [{"name", "platform", "handler", "image", "verifiedAt"}]
+//! STATE_DIR/verified-names.json    [{"name", "platform", "handler", "image", "verifiedAt"}]
 //! ```
 //!
 //! If the file is missing or unreadable, no image is used during an outage until its registry answers again. To save
@@ -9,9 +9,8 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
-    io::{self, Read as _},
-    path::{Path, PathBuf},
+    io,
+    path::PathBuf,
     sync::Mutex,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -20,16 +19,15 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bounded_map::make_room,
-    durable::{create_folder, replace_file},
+    durable::{StateDir, create_folder, misread},
     image::ImageId,
     lock::locked,
     text::file_time,
 };
 
+const FILE: &str = "verified-names.json";
 /// Above this limit the names with the oldest answers are dropped.
 const NAMES_MAX: usize = 2048;
-/// Enough for [`NAMES_MAX`] names of one kilobyte each.
-const FILE_LENGTH_MAX: u64 = 4 << 20;
 /// Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
 
@@ -55,11 +53,9 @@ struct NameLine {
 #[derive(Debug)]
 pub(crate) struct ResolvedNames {
     /// `None`: memory only.
-    path: Option<PathBuf>,
+    directory: Option<StateDir>,
     lag_max: Duration,
     names: Mutex<KnownNames>,
-    /// Locked during a write, so that an older list does not replace a newer list.
-    writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -71,14 +67,15 @@ struct KnownNames {
 }
 
 impl ResolvedNames {
-    pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
-        let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
+    pub(crate) fn open(state_dir: Option<PathBuf>, lag_max: Duration) -> Self {
+        let directory = state_dir.map(|path| StateDir { path, is_read_only: false });
+        let read = directory.as_ref().map_or_else(|| Ok(HashMap::new()), |directory| directory.read(FILE, parse));
         let by_subject = read.unwrap_or_else(|error| {
-            tracing::warn!(path = ?path, %error, "the names verified before do not read; they are forgotten");
+            tracing::warn!(%error, "the names verified before do not read; they are forgotten");
             HashMap::new()
         });
         let names = Mutex::new(KnownNames { by_subject, written_at: None });
-        Self { path, lag_max, names, writing: Mutex::default() }
+        Self { directory, lag_max, names }
     }
 
     pub(crate) fn get(&self, subject: &Subject) -> Option<(ImageId, SystemTime)> {
@@ -100,21 +97,20 @@ impl ResolvedNames {
         }
         // If the clock was set back, the times in the file are invalid.
         let is_old = names.written_at.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
-        is_old && self.path.is_some()
+        is_old && self.directory.is_some()
     }
 
     pub(crate) fn write(&self, now: SystemTime) -> io::Result<()> {
-        let Some(path) = &self.path else { return Ok(()) };
-        let _writing = locked(&self.writing);
+        let Some(directory) = &self.directory else { return Ok(()) };
+        create_folder(&directory.path)?;
+        // An older list must not replace a newer list.
+        let _lock = directory.lock()?;
         let lines: Vec<NameLine> = {
             let mut names = locked(&self.names);
             names.written_at = Some(now);
             names.by_subject.iter().map(line).collect()
         };
-        let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-        let bytes = serde_json::to_vec(&lines)?;
-        let written =
-            create_folder(folder).and_then(|()| replace_file(path, &path.with_extension("new"), "state", &bytes));
+        let written = directory.replace(FILE, &serde_json::to_vec(&lines)?);
         written.inspect_err(|_| locked(&self.names).written_at = None)
     }
 }
@@ -124,17 +120,8 @@ fn line((subject, (image, at)): (&Subject, &(ImageId, SystemTime))) -> NameLine 
     NameLine { subject: subject.clone(), image: image.to_string(), verified_at }
 }
 
-fn read(path: &Path) -> io::Result<HashMap<Subject, (ImageId, SystemTime)>> {
-    let mut bytes = Vec::new();
-    match File::open(path) {
-        Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
-        Err(error) => return Err(error),
-    };
-    if bytes.len() as u64 > FILE_LENGTH_MAX {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    let lines: Vec<NameLine> = serde_json::from_slice(&bytes)?;
+fn parse(text: &[u8]) -> Result<HashMap<Subject, (ImageId, SystemTime)>, String> {
+    let lines: Vec<NameLine> = serde_json::from_slice(text).map_err(|error| misread(&error))?;
     let entry = |line: NameLine| Some((line.subject, (ImageId::new(line.image), file_time(line.verified_at)?)));
     Ok(lines.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }
@@ -162,7 +149,7 @@ mod tests {
     #[test]
     fn what_was_written_is_there_after_a_restart_with_machine_and_handler_apart() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state/verified-names.json");
+        let path = folder.path().join("state");
         let names = ResolvedNames::open(Some(path.clone()), LAG);
         let others = [
             Subject { platform: "linux/arm64/v8".into(), ..subject("a:v1") },
@@ -178,14 +165,14 @@ mod tests {
         assert_eq!(again.get(&subject("a:v1")), Some((id("a"), at(1_000))));
         assert_eq!(again.get(&others[1]), Some((id("1"), at(2_000))));
         assert_eq!(again.get(&subject("a:v2")), None);
-        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path.join(FILE)).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
     fn a_name_is_written_when_it_is_new_moved_or_older_on_disk_than_it_may_be() {
         let folder = tempfile::tempdir().unwrap();
-        let names = ResolvedNames::open(Some(folder.path().join("names.json")), LAG);
+        let names = ResolvedNames::open(Some(folder.path().to_owned()), LAG);
         assert!(names.put(subject("a:v1"), &id("a"), at(1_000)));
         assert!(names.put(subject("a:v1"), &id("a"), at(1_001)), "it was not written yet");
         names.write(at(1_001)).unwrap();
@@ -205,9 +192,9 @@ mod tests {
     #[test]
     fn what_does_not_read_is_forgotten_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("names.json");
+        let path = folder.path().to_owned();
         for text in ["", "{ torn", "{}", r#"[{"name":"a:v1","image":"sha256:00","verifiedAt":1}]"#] {
-            fs::write(&path, text).unwrap();
+            fs::write(path.join(FILE), text).unwrap();
             let names = ResolvedNames::open(Some(path.clone()), LAG);
             assert!(locked(&names.names).by_subject.is_empty(), "{text}");
             names.put(subject("a:v1"), &id("a"), at(1));

@@ -30,10 +30,10 @@ pub struct StaleUse {
 }
 
 impl StaleUse {
-    /// Permits use for `age_max` after the registry's last answer. Reads `file`, which stores the answers (`None`: no
-    /// file).
-    pub fn new(age_max: Duration, file: Option<PathBuf>) -> Self {
-        Self { age_max, names: Arc::new(ResolvedNames::open(file, age_max / LAG_SHARE)) }
+    /// Permits use for `age_max` after the registry's last answer. A file in `state_dir` stores the answers. `None`: no
+    /// file.
+    pub fn new(age_max: Duration, state_dir: Option<PathBuf>) -> Self {
+        Self { age_max, names: Arc::new(ResolvedNames::open(state_dir, age_max / LAG_SHARE)) }
     }
 }
 
