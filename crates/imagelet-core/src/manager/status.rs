@@ -222,7 +222,7 @@ mod tests {
     fn a_running_pull_says_how_far_it_is_how_fast_and_how_long_it_still_takes() {
         let start = Instant::now();
         let retry = |second, is_requested| {
-            (1, PullEvent::Retry { host: "shop.io".into(), at: start + seconds(second), is_requested })
+            (1, PullEvent::Retry(NextRequest { host: "shop.io".into(), at: start + seconds(second), is_requested }))
         };
         let head = (1, PullEvent::Head { host: "shop.io".into(), is_awaited: true });
         let present = PullEvent::Layer { digest: Digest::of(b"a"), state: LayerState::Present };

@@ -31,7 +31,7 @@ pub use manager::{Pod, RuntimeManager};
 pub use presence::{ImageBacking, UsableImages};
 pub use pull_progress::{
     LayerState, NextRequest, Progress, PullEnd, PullEvent, PullProgress, PullTimes, PullWatcher, PulledLayerProgress,
-    no_progress, unwatched,
+    TokenExchange, no_progress, unwatched,
 };
 pub use pull_request::{EncodedPod, Patience, PullRequest, RegistryHost};
 pub use pull_route::{ForwardReason, PULLS, PullRoute};

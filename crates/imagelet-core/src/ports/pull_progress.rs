@@ -59,12 +59,7 @@ pub enum PullEvent {
     /// The data that each host of the registry sent in an attempt. Reported at the end of each attempt.
     Hosts(Vec<PullHost>),
     /// A request of the pull is sent later. Other requests of the pull may continue.
-    Retry {
-        host: String,
-        at: Instant,
-        /// `true`: the host requested the wait. `false`: the host failed.
-        is_requested: bool,
-    },
+    Retry(NextRequest),
     /// A layer waits for a resource that another pull has. `None`: the layer no longer waits.
     Waits {
         layer: Digest,
@@ -88,12 +83,7 @@ pub enum PullEvent {
         is_awaited: bool,
     },
     /// A request for a token has ended.
-    Token {
-        service: String,
-        began: Instant,
-        /// Whether the token service sent a token.
-        is_granted: bool,
-    },
+    Token(TokenExchange),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,11 +172,12 @@ pub struct NextRequest {
     pub is_requested: bool,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TokenExchange {
     pub service: String,
     pub began: Instant,
     pub ended: Instant,
+    /// Whether the token service sent a token.
     pub is_granted: bool,
 }
 
@@ -236,9 +227,7 @@ impl PullProgress {
                 self.sample(now);
             }
             PullEvent::Committing => (self.times.committing, self.waits.retry) = (Some(now), None),
-            PullEvent::Retry { host, at, is_requested } => {
-                self.waits.retry = Some(NextRequest { host, at, is_requested });
-            }
+            PullEvent::Retry(next) => self.waits.retry = Some(next),
             PullEvent::Removed(image) => push(&mut self.removed, image),
             PullEvent::Hosts(hosts) => {
                 PullHost::add_all(&mut self.traffic.hosts, &hosts);
@@ -261,9 +250,7 @@ impl PullProgress {
                 }
                 self.waits.unanswered.retain(|_, count| *count > 0);
             }
-            PullEvent::Token { service, began, is_granted } => {
-                push(&mut self.tokens, TokenExchange { service, began, ended: now, is_granted });
-            }
+            PullEvent::Token(token) => push(&mut self.tokens, token),
         }
     }
 

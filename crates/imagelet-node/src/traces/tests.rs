@@ -7,7 +7,7 @@ use imagelet_core::{
     error::RuntimeError,
     image::{ByteSize, Digest},
     manager::EnsureError,
-    ports::{LayerState, PullEnd, PullEvent, PullProgress, PullTimes, unwatched},
+    ports::{LayerState, PullEnd, PullEvent, PullProgress, PullTimes, TokenExchange, unwatched},
 };
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
@@ -74,8 +74,8 @@ async fn pull_once(tracer: &Tracer, failure: Option<RuntimeError>) -> Result<(),
         );
         let [first, second] = ["one", "two"].map(|text| Digest::of(text.as_bytes()));
         let layers = vec![(first.clone(), ByteSize(10)), (second.clone(), ByteSize(20))];
-        let service = "auth.test".to_owned();
-        progress.apply(PullEvent::Token { service, began: Instant::now(), is_granted: true }, now());
+        let (service, began, ended) = ("auth.test".to_owned(), Instant::now(), now());
+        progress.apply(PullEvent::Token(TokenExchange { service, began, ended, is_granted: true }), now());
         progress.apply(PullEvent::Resolved { manifest: Digest::of(b"m"), layers }, now());
         progress.apply(PullEvent::Layer { digest: first, state: LayerState::Present }, now());
         let fetching = LayerState::Fetching { received: ByteSize(5) };

@@ -194,7 +194,7 @@ impl PullSession {
                 progress(event);
             }
             None if reports.missed.len() < REPORTS_MAX => match event {
-                PullEvent::Token { .. } | PullEvent::Warning { .. } => reports.missed.push(event),
+                PullEvent::Token(_) | PullEvent::Warning { .. } => reports.missed.push(event),
                 _ => {}
             },
             None => {}

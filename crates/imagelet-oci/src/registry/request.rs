@@ -12,7 +12,7 @@ use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::{
     backoff::random_share,
     error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
-    ports::PullEvent,
+    ports::{NextRequest, PullEvent},
 };
 use tokio::time::Instant;
 
@@ -78,11 +78,11 @@ impl PullSession {
     /// Waits before an attempt. A backoff counts as silence; a wait that the registry requests does not count.
     async fn pause(&self, next: Next) {
         if next.wait >= REPORTED_WAIT_MIN {
-            self.report(PullEvent::Retry {
+            self.report(PullEvent::Retry(NextRequest {
                 host: self.hosts[next.host].host.origin.authority(),
                 at: Instant::now() + next.wait,
                 is_requested: next.is_requested,
-            });
+            }));
         }
         let spread = if next.is_requested { HELD_SPREAD.mul_f64(random_share()) } else { Duration::ZERO };
         let _waiting = (!next.is_requested).then(|| self.reception.waiting());

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use imagelet_core::ports::{Progress, PullEvent};
+use imagelet_core::ports::{NextRequest, Progress, PullEvent, TokenExchange};
 use imagelet_oci::testing::FAULTS;
 use tokio::time::Instant;
 
@@ -21,11 +21,11 @@ async fn reports(fault: &str, hosts: usize) -> (Vec<(usize, bool)>, Vec<bool>) {
     let (mut waits, mut tokens) = (Vec::new(), Vec::new());
     for (event, heard_at) in heard.lock().unwrap().iter() {
         match event {
-            PullEvent::Retry { host, at, is_requested } => {
+            PullEvent::Retry(NextRequest { host, at, is_requested }) => {
                 assert!(at > heard_at, "the wait begins with its report");
                 waits.push((scene.hosts.iter().position(|known| known.address() == host).unwrap(), *is_requested));
             }
-            PullEvent::Token { service, began, is_granted } => {
+            PullEvent::Token(TokenExchange { service, began, is_granted, .. }) => {
                 assert!(began < heard_at && scene.hosts.iter().any(|host| host.address() == service), "{service}");
                 tokens.push(*is_granted);
             }

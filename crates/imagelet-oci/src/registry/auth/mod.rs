@@ -12,7 +12,7 @@ use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
     image::ByteSize,
-    ports::PullEvent,
+    ports::{PullEvent, TokenExchange},
 };
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 
@@ -82,7 +82,8 @@ impl PullSession {
         let target = check_realm(challenge.parameter("realm").unwrap_or_default(), &host.host.origin, &self.listed)?;
         let (service, began) = (target.origin.authority(), Instant::now());
         let token = self.token_from(target, host, challenge).await;
-        self.report(PullEvent::Token { service, began, is_granted: token.is_ok() });
+        let (ended, is_granted) = (Instant::now(), token.is_ok());
+        self.report(PullEvent::Token(TokenExchange { service, began, ended, is_granted }));
         token
     }
 
