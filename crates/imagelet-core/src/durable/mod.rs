@@ -65,11 +65,17 @@ pub fn replace_file_on(
     steps: &str,
     fill: impl FnOnce(&mut File) -> io::Result<()>,
 ) -> io::Result<()> {
-    let written = write_whole(disk, beside, steps, fill).and_then(|()| {
+    let write = || {
+        disk.change()?;
+        let mut file = create_anew(beside)?;
+        fill(&mut file)?;
+        failpoint::reach_in(steps, "written");
+        disk.sync(&file)?;
+        failpoint::reach_in(steps, "synced");
         disk.change()?;
         fs::rename(beside, path)
-    });
-    if let Err(error) = written {
+    };
+    if let Err(error) = write() {
         // An error of the cleanup is ignored: the first error is more useful.
         let _ = fs::remove_file(beside);
         return Err(error);
@@ -78,21 +84,6 @@ pub fn replace_file_on(
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     sync_folder_on(disk, folder)?;
     failpoint::reach_in(steps, "durable");
-    Ok(())
-}
-
-fn write_whole(
-    disk: &dyn Disk,
-    path: &Path,
-    steps: &str,
-    fill: impl FnOnce(&mut File) -> io::Result<()>,
-) -> io::Result<()> {
-    disk.change()?;
-    let mut file = create_anew(path)?;
-    fill(&mut file)?;
-    failpoint::reach_in(steps, "written");
-    disk.sync(&file)?;
-    failpoint::reach_in(steps, "synced");
     Ok(())
 }
 
