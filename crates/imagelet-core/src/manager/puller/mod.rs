@@ -38,6 +38,7 @@ use crate::{
     lock::locked,
     node_policy::NodePolicy,
     ports::{Progress, PullEnd, PullEstimate, PullEvent, PullProgress, RuntimeManager},
+    text::aggregate,
 };
 
 /// The maximum number of credentials per pull. Each costs the registry some requests. The kubelet has no limit.
@@ -344,20 +345,14 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
 
 /// Joins errors. Equal texts: the last error, unchanged. Different texts: a list in brackets, each text once.
 pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
-    let mut texts: Vec<String> = Vec::new();
-    for failure in &failures {
-        let text = failure.chain();
-        if !texts.contains(&text) {
-            texts.push(text);
-        }
-    }
+    let text = aggregate(&failures.iter().map(RuntimeError::chain).collect::<Vec<_>>());
     let hint = failures.iter().find_map(|failure| failure.hint().map(str::to_owned));
     let is_outage = failures.iter().all(RuntimeError::is_outage);
     let last = failures.pop().expect("each credential that did not work left an error");
-    if texts.len() == 1 {
+    if text == last.chain() {
         return last;
     }
-    let joined = RuntimeError::new(last.kind(), format!("[{}]", texts.join(", ")));
+    let joined = RuntimeError::new(last.kind(), text);
     // The joined text does not say which party failed.
     let fault = last.fault();
     let joined = if fault.party == Party::Registry { joined } else { joined.with_fault(fault) };
