@@ -25,7 +25,7 @@ use std::{
     io,
     path::{Path, PathBuf},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
     time::{Duration, SystemTime},
@@ -62,6 +62,7 @@ use crate::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageKey},
     leases::{LeaseFile, LeaseService},
+    lock::locked,
     ports::{Pod, RuntimeManager, SandboxImage},
 };
 
@@ -337,7 +338,7 @@ impl Inventory {
 
     fn lock(&self) -> MutexGuard<'_, InventoryState> {
         // A panic elsewhere leaves at worst a stale table. The next pass corrects it.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

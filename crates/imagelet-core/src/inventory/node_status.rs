@@ -2,15 +2,14 @@
 
 use std::{
     cmp::Reverse,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
-use crate::image::Image;
-use crate::inventory::Inventory;
+use crate::{image::Image, inventory::Inventory, lock::locked};
 
 /// An older list is refreshed. This is the interval of the kubelet's loop.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
@@ -33,7 +32,7 @@ impl Inventory {
     /// The images for a Node's status, the largest first. The list is at most 30 s old and is read on demand. If the
     /// listing fails, the error is logged and the last list is returned. A removal is visible in the next list.
     pub async fn image_list(&self) -> Arc<[Arc<Image>]> {
-        let (at, kept) = self.cache.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let (at, kept) = locked(&self.cache).clone();
         if at.is_some_and(|at| at.elapsed() < LIST_AGE_MAX) {
             return kept;
         }
@@ -46,7 +45,7 @@ impl Inventory {
         };
         sort_for_status(&mut images);
         let images: Arc<[Arc<Image>]> = images.into();
-        *self.cache.lock().unwrap_or_else(PoisonError::into_inner) = (Some(Instant::now()), Arc::clone(&images));
+        *locked(&self.cache) = (Some(Instant::now()), Arc::clone(&images));
         images
     }
 }

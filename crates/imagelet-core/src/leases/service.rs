@@ -1,14 +1,17 @@
 //! The leases of a node, shared by requests for images, passes over containers, and removals.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Mutex, MutexGuard},
     time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
 
 use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark, RemovalBlocker};
-use crate::image::{ImageId, ImageKey};
+use crate::{
+    image::{ImageId, ImageKey},
+    lock::locked,
+};
 
 #[derive(Debug)]
 pub struct LeaseService {
@@ -139,7 +142,7 @@ impl LeaseService {
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Leases> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

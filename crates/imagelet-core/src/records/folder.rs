@@ -5,7 +5,7 @@ use std::{
     fs::{self, File},
     io::{self, Write as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use super::file::{DecodeError, RecordFile, file_name};
 use crate::{
     durable::{Disk, MachineDisk, create_folder, read_at_most, replace_file_on, sync_folder_on},
     failpoint,
+    lock::locked,
 };
 
 /// A full record has some hundred entries of some hundred bytes each.
@@ -81,7 +82,7 @@ impl<T: RecordFile> RecordFolder<T> {
 
     /// Blocks other changes until the guard is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
-        self.turn.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.turn)
     }
 
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
@@ -189,7 +190,7 @@ impl<T: RecordFile> RecordFolder<T> {
     }
 
     fn files(&self) -> MutexGuard<'_, Files<T>> {
-        self.files.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.files)
     }
 }
 

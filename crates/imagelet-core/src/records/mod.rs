@@ -24,7 +24,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt, io,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, OnceLock},
     time::{Duration, SystemTime},
 };
 
@@ -47,6 +47,7 @@ pub use verify::{Allowlist, Guard, RecordsSettings, VerificationPolicy};
 use crate::{
     durable::{Disk, MachineDisk},
     image::{Image, ImageId, ReferenceError, trim_tag_and_digest},
+    lock::locked,
     metrics::{Family, MetricKind, Metrics, families},
 };
 
@@ -419,7 +420,7 @@ impl PullRecords {
     }
 
     fn state(&self) -> MutexGuard<'_, RecordsState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.state)
     }
 }
 

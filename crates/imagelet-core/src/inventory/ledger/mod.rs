@@ -6,7 +6,7 @@ use std::{
     collections::BTreeMap,
     fs, io,
     os::unix::fs::MetadataExt as _,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -20,6 +20,7 @@ use crate::inventory::{
 use crate::{
     durable::{StateDir, misread},
     image::{Digest, ImageId, ImageKey},
+    lock::locked,
 };
 
 pub(crate) const LEDGER: &str = "ledger";
@@ -172,18 +173,18 @@ impl Inventory {
 
 /// Locks the file first, so that states are written in the order in which they are read.
 fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Result<()> {
-    let mut file = held(ledger);
-    if !held(state).dirty {
+    let mut file = locked(ledger);
+    if !locked(state).dirty {
         return Ok(());
     }
     if file.directory.is_read_only {
-        held(state).mark_written();
+        locked(state).mark_written();
         return Ok(());
     }
     let _lock = file.directory.lock()?;
     let others = file.read_changed()?;
     let text = {
-        let mut state = held(state);
+        let mut state = locked(state);
         if let Some(others) = others {
             state.memory.merge(others);
         }
@@ -192,7 +193,7 @@ fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Resul
         Ledger::new(state.watch, &state.memory.images).encode()
     };
     // A failed write, for example on a full disk, is retried after the usual interval.
-    text.and_then(|text| file.write(&text)).inspect_err(|_| held(state).dirty = true)
+    text.and_then(|text| file.write(&text)).inspect_err(|_| locked(state).dirty = true)
 }
 
 impl InventoryState {
@@ -205,11 +206,6 @@ impl InventoryState {
         self.dirty = false;
         self.memory.has_new_users = false;
     }
-}
-
-fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves at worst a stale table. The next pass corrects it.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
