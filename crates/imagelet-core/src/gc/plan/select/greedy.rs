@@ -2,7 +2,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use super::set_cover::{CoverState, Problem, Weight, number, place};
+use super::set_cover::{CoverState, Problem, Weight};
 
 /// Above this many groups, one walk is enough: a walk takes milliseconds, and a single move has little effect.
 const GROUPS_FEW: usize = 4_000;
@@ -10,7 +10,7 @@ const GROUPS_FEW: usize = 4_000;
 const RELATIONS_MAX: usize = 8_000_000;
 
 /// A set that frees enough, built from the best moves first. All candidates together must free enough.
-pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
+pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<usize> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
         let mut walk = Walk::new(moves, Rule { target, is_capped: *is_capped });
@@ -20,7 +20,7 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<u32> {
             order.extend(walk.take(group));
         }
         leave_out(&mut walk.state, target);
-        order.retain(|user| walk.state.taken[place(*user)]);
+        order.retain(|user| walk.state.taken[*user]);
         (walk.state.cost, order)
     };
     let (_, order) = rules.iter().map(fill).min_by_key(|(cost, _)| *cost).expect("a rule was tried");
@@ -58,7 +58,7 @@ impl Rule {
 pub(super) struct Moves<'a> {
     problem: &'a Problem,
     /// For each group: itself and the groups whose users include all its users. A move of any of them frees the group.
-    wider: Vec<Vec<u32>>,
+    wider: Vec<Vec<usize>>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
 }
@@ -66,27 +66,27 @@ pub(super) struct Moves<'a> {
 impl<'a> Moves<'a> {
     pub(super) fn new(problem: &'a Problem) -> Self {
         let groups = problem.groups.len();
-        let mut wider: Vec<Vec<u32>> = vec![Vec::new(); groups];
+        let mut wider: Vec<Vec<usize>> = vec![Vec::new(); groups];
         let mut gains = vec![Weight::default(); groups];
         let mut work = RELATIONS_MAX;
-        let mut shared = vec![0_u32; groups];
+        let mut shared = vec![0; groups];
         for (this, group) in problem.groups.iter().enumerate() {
-            let touched = group.users.iter().map(|user| problem.groups_of[place(*user)].len()).sum();
+            let touched = group.users.iter().map(|user| problem.groups_of[*user].len()).sum();
             if work < touched {
-                wider[this].push(number(this));
+                wider[this].push(this);
             } else {
                 work -= touched;
-                let all = || group.users.iter().flat_map(|user| &problem.groups_of[place(*user)]);
-                all().for_each(|other| shared[place(*other)] += 1);
-                let first = &problem.groups_of[place(group.users[0])];
-                wider[this].extend(first.iter().filter(|other| shared[place(**other)] == number(group.users.len())));
-                all().for_each(|other| shared[place(*other)] = 0);
+                let all = || group.users.iter().flat_map(|user| &problem.groups_of[*user]);
+                all().for_each(|other| shared[*other] += 1);
+                let first = &problem.groups_of[group.users[0]];
+                wider[this].extend(first.iter().filter(|other| shared[**other] == group.users.len()));
+                all().for_each(|other| shared[*other] = 0);
             }
             for other in &wider[this] {
-                gains[place(*other)] = gains[place(*other)].plus(group.weight);
+                gains[*other] = gains[*other].plus(group.weight);
             }
         }
-        let cost = |users: &Vec<u32>| users.iter().map(|user| u128::from(problem.costs[place(*user)])).sum();
+        let cost = |users: &Vec<usize>| users.iter().map(|user| u128::from(problem.costs[*user])).sum();
         let costs = problem.groups.iter().map(|group| cost(&group.users)).collect();
         Self { problem, wider, gains, costs }
     }
@@ -105,7 +105,7 @@ struct Walk<'m, 'a> {
 }
 
 /// The ratio at insertion, as sortable bits, and the group. The largest ratio is best, then the lowest group.
-type Move = (u64, Reverse<u32>);
+type Move = (u64, Reverse<usize>);
 
 impl<'m, 'a> Walk<'m, 'a> {
     fn new(moves: &'m Moves<'a>, rule: Rule) -> Self {
@@ -119,11 +119,11 @@ impl<'m, 'a> Walk<'m, 'a> {
             rule,
             state: CoverState::new(problem),
         };
-        walk.heap = (0..number(problem.groups.len())).filter_map(|group| walk.entry(group)).collect();
+        walk.heap = (0..problem.groups.len()).filter_map(|group| walk.entry(group)).collect();
         walk
     }
 
-    fn next(&mut self) -> Option<u32> {
+    fn next(&mut self) -> Option<usize> {
         while let Some(top) = self.heap.pop() {
             let (_, Reverse(group)) = top;
             match self.entry(group) {
@@ -136,22 +136,22 @@ impl<'m, 'a> Walk<'m, 'a> {
         None
     }
 
-    fn entry(&self, group: u32) -> Option<Move> {
-        if self.state.left[place(group)] == 0 {
+    fn entry(&self, group: usize) -> Option<Move> {
+        if self.state.left[group] == 0 {
             return None;
         }
-        let ratio = self.rule.ratio(self.gains[place(group)], self.costs[place(group)], self.state.freed);
+        let ratio = self.rule.ratio(self.gains[group], self.costs[group], self.state.freed);
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
     /// Removes and returns the remaining users of a group. Users of layers with few users are first, because such
     /// layers are free before all users are removed.
-    fn take(&mut self, group: u32) -> Vec<u32> {
+    fn take(&mut self, group: usize) -> Vec<usize> {
         let problem = self.moves.problem;
-        let mut users = problem.groups[place(group)].users.clone();
-        users.retain(|user| !self.state.taken[place(*user)]);
-        let narrowest = |user: &u32| {
-            let groups = problem.groups_of[place(*user)].iter().map(|group| &problem.groups[place(*group)]);
+        let mut users = problem.groups[group].users.clone();
+        users.retain(|user| !self.state.taken[*user]);
+        let narrowest = |user: &usize| {
+            let groups = problem.groups_of[*user].iter().map(|group| &problem.groups[*group]);
             groups.filter(|group| group.weight != Weight::default()).map(|group| group.users.len()).min()
         };
         users.sort_by_cached_key(|user| (narrowest(user), *user));
@@ -166,20 +166,20 @@ impl<'m, 'a> Walk<'m, 'a> {
         users
     }
 
-    fn take_user(&mut self, user: u32, touched: &mut Vec<u32>) {
+    fn take_user(&mut self, user: usize, touched: &mut Vec<usize>) {
         let problem = self.moves.problem;
         self.state.take(user);
-        for group in &problem.groups_of[place(user)] {
-            self.costs[place(*group)] -= u128::from(problem.costs[place(user)]);
+        for group in &problem.groups_of[user] {
+            self.costs[*group] -= u128::from(problem.costs[user]);
             touched.push(*group);
-            match self.state.left[place(*group)] {
+            match self.state.left[*group] {
                 0 => self.count(*group, user, touched, Weight::less),
                 1 => {
                     self.count(*group, user, touched, Weight::less);
                     // From now on, every move with the last user frees the group.
-                    let users = &problem.groups[place(*group)].users;
-                    if let Some(last) = users.iter().find(|user| !self.state.taken[place(**user)]) {
-                        self.alone[place(*group)] = true;
+                    let users = &problem.groups[*group].users;
+                    if let Some(last) = users.iter().find(|user| !self.state.taken[**user]) {
+                        self.alone[*group] = true;
                         self.count(*group, *last, touched, Weight::plus);
                     }
                 }
@@ -189,13 +189,13 @@ impl<'m, 'a> Walk<'m, 'a> {
     }
 
     /// Changes the gains of all moves that free a group. `last`: the only remaining user, if the group is `alone`.
-    fn count(&mut self, group: u32, last: u32, touched: &mut Vec<u32>, change: impl Fn(Weight, Weight) -> Weight) {
+    fn count(&mut self, group: usize, last: usize, touched: &mut Vec<usize>, change: fn(Weight, Weight) -> Weight) {
         let moves = self.moves;
-        let is_alone = self.alone[place(group)];
-        let wider = if is_alone { &moves.problem.groups_of[place(last)] } else { &moves.wider[place(group)] };
-        let weight = moves.problem.groups[place(group)].weight;
+        let is_alone = self.alone[group];
+        let wider = if is_alone { &moves.problem.groups_of[last] } else { &moves.wider[group] };
+        let weight = moves.problem.groups[group].weight;
         for other in wider {
-            self.gains[place(*other)] = change(self.gains[place(*other)], weight);
+            self.gains[*other] = change(self.gains[*other], weight);
             touched.push(*other);
         }
     }
@@ -205,7 +205,7 @@ impl<'m, 'a> Walk<'m, 'a> {
 fn leave_out(state: &mut CoverState<'_>, target: Weight) {
     let mut slack = state.freed.less(target);
     let mut set = state.set();
-    set.sort_by_key(|user| (Reverse(state.problem.costs[place(*user)]), *user));
+    set.sort_by_key(|user| (Reverse(state.problem.costs[*user]), *user));
     for user in set {
         let loss = state.loss(user);
         if slack.meets(loss) {

@@ -16,7 +16,7 @@ use std::{
 
 use self::{
     greedy::Moves,
-    set_cover::{CoverState, Problem, Weight, place},
+    set_cover::{CoverState, Problem, Weight},
 };
 use super::{PlanInput, is_idle, retention_score};
 use crate::{
@@ -261,10 +261,10 @@ fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Op
     }
     let moves = Moves::new(&problem);
     let mut state = CoverState::new(&problem);
-    let step = |user: u32| {
+    let step = |user| {
         let before = state.freed;
         state.take(user);
-        (problem.images[place(user)].clone(), state.freed.less(before).narrowed())
+        (problem.images[user].clone(), state.freed.less(before).narrowed())
     };
     Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
@@ -276,5 +276,5 @@ fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
     if !problem.all().meets(target) {
         return (0..images.len()).collect();
     }
-    greedy::choose(&Moves::new(&problem), target).into_iter().map(place).collect()
+    greedy::choose(&Moves::new(&problem), target)
 }

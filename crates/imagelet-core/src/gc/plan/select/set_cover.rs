@@ -41,7 +41,7 @@ impl Weight {
 /// Layers with exactly these candidates as users. Removing all users frees the group.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
-    pub(super) users: Vec<u32>,
+    pub(super) users: Vec<usize>,
     pub(super) weight: Weight,
 }
 
@@ -51,7 +51,7 @@ pub(super) struct Problem {
     pub(super) images: Vec<ImageId>,
     pub(super) costs: Vec<u64>,
     pub(super) groups: Vec<Group>,
-    pub(super) groups_of: Vec<Vec<u32>>,
+    pub(super) groups_of: Vec<Vec<usize>>,
 }
 
 impl Problem {
@@ -61,13 +61,13 @@ impl Problem {
         candidates.dedup_by_key(|(image, _)| *image);
 
         let mut users = vec![LayerUsers::None; graph.layers.len()];
-        let mut next = candidates.iter().zip(0_u32..).peekable();
+        let mut next = candidates.iter().enumerate().peekable();
         // Both lists are sorted by image, so one walk joins them.
         for (image, parts) in &graph.images {
-            while next.next_if(|((candidate, _), _)| *candidate < image).is_some() {}
-            let user = next.next_if(|((candidate, _), _)| *candidate == image).map(|(_, user)| user);
+            while next.next_if(|(_, (candidate, _))| *candidate < image).is_some() {}
+            let user = next.next_if(|(_, (candidate, _))| *candidate == image).map(|(user, _)| user);
             for part in parts {
-                if let Some(users) = users.get_mut(place(*part)) {
+                if let Some(users) = users.get_mut(*part as usize) {
                     users.add(user);
                 }
             }
@@ -81,11 +81,11 @@ impl Problem {
         };
         // Most layers have one user, and an array is faster than a map.
         let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
-        let mut shared: HashMap<Vec<u32>, usize> = HashMap::new();
+        let mut shared: HashMap<Vec<usize>, usize> = HashMap::new();
         for (layer, users) in graph.layers.iter().zip(users).filter(|(layer, _)| !layer.held) {
             let group = match users {
                 LayerUsers::None | LayerUsers::Outside => continue,
-                LayerUsers::One(user) => *own[place(user)].get_or_insert_with(|| problem.group(vec![user])),
+                LayerUsers::One(user) => *own[user].get_or_insert_with(|| problem.group(vec![user])),
                 LayerUsers::Several(users) => {
                     *shared.entry(users).or_insert_with_key(|users| problem.group(users.clone()))
                 }
@@ -95,7 +95,7 @@ impl Problem {
         }
         for (user, own) in own.iter().enumerate() {
             if own.is_none() && !problem.groups_of[user].is_empty() {
-                problem.group(vec![number(user)]);
+                problem.group(vec![user]);
             }
         }
         problem
@@ -107,16 +107,16 @@ impl Problem {
         let groups_of = vec![Vec::new(); images.len()];
         let mut problem = Self { images: Vec::new(), costs, groups: Vec::new(), groups_of };
         for (user, (_, frees)) in images.iter().enumerate() {
-            let group = problem.group(vec![number(user)]);
+            let group = problem.group(vec![user]);
             problem.groups[group].weight.bytes = frees.0.into();
         }
         problem
     }
 
-    fn group(&mut self, users: Vec<u32>) -> usize {
+    fn group(&mut self, users: Vec<usize>) -> usize {
         let group = self.groups.len();
         for user in &users {
-            self.groups_of[place(*user)].push(number(group));
+            self.groups_of[*user].push(group);
         }
         self.groups.push(Group { users, weight: Weight::default() });
         group
@@ -130,16 +130,16 @@ impl Problem {
 #[derive(Clone)]
 enum LayerUsers {
     None,
-    One(u32),
+    One(usize),
     /// Candidates, ascending.
-    Several(Vec<u32>),
+    Several(Vec<usize>),
     /// An image that stays.
     Outside,
 }
 
 impl LayerUsers {
     /// Adds a candidate; `None`: an image that stays. Candidates are added in ascending order.
-    fn add(&mut self, user: Option<u32>) {
+    fn add(&mut self, user: Option<usize>) {
         match (&mut *self, user) {
             (Self::Outside, _) => {}
             (_, None) => *self = Self::Outside,
@@ -156,62 +156,54 @@ pub(super) struct CoverState<'a> {
     pub(super) problem: &'a Problem,
     pub(super) taken: Vec<bool>,
     /// Remaining users of each group.
-    pub(super) left: Vec<u32>,
+    pub(super) left: Vec<usize>,
     pub(super) freed: Weight,
     pub(super) cost: u128,
 }
 
 impl<'a> CoverState<'a> {
     pub(super) fn new(problem: &'a Problem) -> Self {
-        let left = problem.groups.iter().map(|group| number(group.users.len())).collect();
+        let left = problem.groups.iter().map(|group| group.users.len()).collect();
         Self { problem, taken: vec![false; problem.costs.len()], left, freed: Weight::default(), cost: 0 }
     }
 
-    pub(super) fn take(&mut self, user: u32) {
-        if std::mem::replace(&mut self.taken[place(user)], true) {
+    pub(super) fn take(&mut self, user: usize) {
+        if std::mem::replace(&mut self.taken[user], true) {
             return;
         }
-        self.cost += u128::from(self.problem.costs[place(user)]);
-        for group in &self.problem.groups_of[place(user)] {
-            let left = &mut self.left[place(*group)];
+        self.cost += u128::from(self.problem.costs[user]);
+        for group in &self.problem.groups_of[user] {
+            let left = &mut self.left[*group];
             *left -= 1;
             if *left == 0 {
-                self.freed = self.freed.plus(self.problem.groups[place(*group)].weight);
+                self.freed = self.freed.plus(self.problem.groups[*group].weight);
             }
         }
     }
 
-    pub(super) fn put_back(&mut self, user: u32) {
-        if !std::mem::replace(&mut self.taken[place(user)], false) {
+    pub(super) fn put_back(&mut self, user: usize) {
+        if !std::mem::replace(&mut self.taken[user], false) {
             return;
         }
-        self.cost -= u128::from(self.problem.costs[place(user)]);
-        for group in &self.problem.groups_of[place(user)] {
-            let left = &mut self.left[place(*group)];
+        self.cost -= u128::from(self.problem.costs[user]);
+        for group in &self.problem.groups_of[user] {
+            let left = &mut self.left[*group];
             *left += 1;
             if *left == 1 {
-                self.freed = self.freed.less(self.problem.groups[place(*group)].weight);
+                self.freed = self.freed.less(self.problem.groups[*group].weight);
             }
         }
     }
 
     /// The freed amount that is lost if this candidate is put back.
-    pub(super) fn loss(&self, user: u32) -> Weight {
-        let groups = self.problem.groups_of[place(user)].iter();
+    pub(super) fn loss(&self, user: usize) -> Weight {
+        let groups = self.problem.groups_of[user].iter();
         groups
-            .filter(|group| self.left[place(**group)] == 0)
-            .fold(Weight::default(), |sum, group| sum.plus(self.problem.groups[place(*group)].weight))
+            .filter(|group| self.left[**group] == 0)
+            .fold(Weight::default(), |sum, group| sum.plus(self.problem.groups[*group].weight))
     }
 
-    pub(super) fn set(&self) -> Vec<u32> {
-        (0_u32..).zip(&self.taken).filter(|(_, taken)| **taken).map(|(user, _)| user).collect()
+    pub(super) fn set(&self) -> Vec<usize> {
+        (0..self.taken.len()).filter(|user| self.taken[*user]).collect()
     }
-}
-
-pub(super) fn place(number: u32) -> usize {
-    usize::try_from(number).expect("32 bits fit")
-}
-
-pub(super) fn number(place: usize) -> u32 {
-    u32::try_from(place).expect("a graph names its layers by 32 bits, and there are no more images on a disk")
 }

@@ -275,7 +275,7 @@ fn the_choice_costs_little_more_than_the_best_of_all_sets() {
     assert!(answers.sum / answers.count <= 1.01 && answers.worst <= 2.0, "{answers}");
 }
 
-fn state_of<'a>(problem: &'a Problem, set: &[u32]) -> CoverState<'a> {
+fn state_of<'a>(problem: &'a Problem, set: &[usize]) -> CoverState<'a> {
     let mut state = CoverState::new(problem);
     for user in set {
         state.take(*user);
@@ -289,8 +289,8 @@ fn putting_back_undoes_taking() {
     for shape in SHAPES {
         let case = case(shape, 12, &mut dice);
         let problem = Problem::new(&case.graph, costs(&case.candidates));
-        let all: Vec<u32> = (0..number_of(problem.costs.len() as u64)).collect();
-        let (back, stay): (Vec<u32>, Vec<u32>) = all.iter().partition(|_| dice.below(2) == 0);
+        let all: Vec<usize> = (0..problem.costs.len()).collect();
+        let (back, stay): (Vec<usize>, Vec<usize>) = all.iter().partition(|_| dice.below(2) == 0);
         let mut state = state_of(&problem, &all);
         // A second time changes nothing.
         back.iter().chain(&back).for_each(|user| state.put_back(*user));
@@ -339,9 +339,10 @@ fn bound(case: &Case, wanted: u64) -> f64 {
     let problem = Problem::new(&case.graph, costs(&case.candidates));
     let mut gains = vec![0.0; problem.costs.len()];
     for group in &problem.groups {
-        let users = group.users.iter().map(|user| *user as usize);
-        let costs: f64 = users.clone().map(|user| problem.costs[user] as f64).sum();
-        users.for_each(|user| gains[user] += group.weight.bytes as f64 * problem.costs[user] as f64 / costs);
+        let costs: f64 = group.users.iter().map(|user| problem.costs[*user] as f64).sum();
+        for user in &group.users {
+            gains[*user] += group.weight.bytes as f64 * problem.costs[*user] as f64 / costs;
+        }
     }
     let mut order: Vec<usize> = (0..gains.len()).filter(|user| gains[*user] > 0.0).collect();
     order.sort_by(|a, b| (problem.costs[*a] as f64 / gains[*a]).total_cmp(&(problem.costs[*b] as f64 / gains[*b])));
