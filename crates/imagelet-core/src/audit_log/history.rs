@@ -5,8 +5,9 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     io,
     path::Path,
-    time::SystemTime,
 };
+
+use jiff::Timestamp;
 
 use super::{
     files::{Damage, read},
@@ -24,7 +25,7 @@ pub struct History {
     /// Sorted by key. More than one if a name moved to another image, or if an id prefix is ambiguous.
     pub images: Vec<ImageHistory>,
     /// Time of the oldest line in the log. `None` for an empty log.
-    pub since: Option<SystemTime>,
+    pub since: Option<Timestamp>,
     /// Number of acts that were not written to the disk.
     pub lost: u64,
     pub damage: Damage,
@@ -68,7 +69,7 @@ impl History {
         let is_wanted = names.iter().filter(|(key, names)| wanted.is(key, names));
         let mut images: BTreeMap<String, VecDeque<Act>> =
             is_wanted.map(|(key, _)| (key.clone(), VecDeque::new())).collect();
-        let mut last: BTreeMap<String, SystemTime> = BTreeMap::new();
+        let mut last: BTreeMap<String, Timestamp> = BTreeMap::new();
         read(directory, |line| {
             let Line::Act(act) = line else { return };
             if act.code.is_of_a_name() {

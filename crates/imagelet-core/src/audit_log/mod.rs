@@ -27,8 +27,9 @@ use std::{
         mpsc::{Receiver, SyncSender, TrySendError, sync_channel},
     },
     thread::JoinHandle,
-    time::SystemTime,
 };
+
+use jiff::Timestamp;
 
 pub use self::{
     files::Damage,
@@ -182,7 +183,7 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
                 // Failed pulls are not synced: they change no image, and an unreachable registry causes many.
                 let is_synced = !act.code.is_of_a_name();
                 let lost = state.lost.load(Ordering::Relaxed);
-                let report = Line::Lost { at: SystemTime::now(), count: lost - reported };
+                let report = Line::Lost { at: Timestamp::now(), count: lost - reported };
                 let report = Some(report).filter(|_| lost > reported);
                 let lines: Vec<Line> = report.into_iter().chain([Line::Act(*act)]).collect();
                 match files.append(&lines, is_synced) {

@@ -8,8 +8,9 @@
 //! A line is one JSON document without a line break. After a damaged line, a reader continues with the next line. A
 //! newer version may add fields. Readers ignore unknown fields.
 
-use std::{collections::BTreeMap, time::SystemTime};
+use std::collections::BTreeMap;
 
+use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
 use crate::text::named_enum;
@@ -18,8 +19,7 @@ use crate::text::named_enum;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Act {
-    #[serde(with = "moment")]
-    pub at: SystemTime,
+    pub at: Timestamp,
     pub code: ActCode,
     /// The key of the image. For a change of pins, the keys of all matching images.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,7 +55,7 @@ pub struct ActDetails {
 impl Act {
     /// An act at the current time, without image keys.
     pub fn new(code: ActCode, names: Vec<String>, by: impl Into<String>) -> Self {
-        let (at, by, details) = (SystemTime::now(), by.into(), ActDetails::default());
+        let (at, by, details) = (Timestamp::now(), by.into(), ActDetails::default());
         Self { at, code, keys: Vec::new(), names, by, details }
     }
 }
@@ -147,25 +147,7 @@ pub(super) enum Line {
     Act(Act),
     Lost {
         /// The time when writing succeeded again.
-        #[serde(with = "moment")]
-        at: SystemTime,
+        at: Timestamp,
         count: u64,
     },
-}
-
-/// RFC 3339 times with nanoseconds.
-pub(super) mod moment {
-    use std::time::SystemTime;
-
-    use jiff::Timestamp;
-    use serde::{Deserialize as _, Deserializer, Serializer, de::Error as _, ser::Error as _};
-
-    pub(super) fn serialize<S: Serializer>(time: &SystemTime, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(&Timestamp::try_from(*time).map_err(S::Error::custom)?)
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SystemTime, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse::<Timestamp>().map(SystemTime::from).map_err(D::Error::custom)
-    }
 }

@@ -20,8 +20,8 @@ impl Dice {
     }
 }
 
-fn at(seconds: u64) -> SystemTime {
-    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds)
+fn at(seconds: u64) -> Timestamp {
+    Timestamp::UNIX_EPOCH + Duration::from_secs(1_800_000_000 + seconds)
 }
 
 fn id(number: u64) -> String {
@@ -45,7 +45,7 @@ fn lines(log: &AuditLog) -> (Vec<Line>, Damage) {
     (lines, damage)
 }
 
-fn acts(log: &AuditLog, text: &str) -> Vec<(ActCode, SystemTime)> {
+fn acts(log: &AuditLog, text: &str) -> Vec<(ActCode, Timestamp)> {
     let images = log.history(text).unwrap().images;
     images.iter().flat_map(|image| &image.acts).map(|act| (act.code, act.at)).collect()
 }
@@ -63,12 +63,12 @@ fn the_last_acts_come_latest_first_out_of_as_many_files_as_they_need() {
         log.flush();
     }
     assert!(files_of(folder.path()).len() > 2);
-    let all: Vec<SystemTime> = {
+    let all: Vec<Timestamp> = {
         let (lines, _) = lines(&log);
         lines.iter().rev().map(|line| if let Line::Act(act) = line { act.at } else { at(0) }).collect()
     };
     for max in [0, 1, 7, 100, 1000] {
-        let recent: Vec<SystemTime> = log.recent(max).unwrap().into_iter().map(|act| act.at).collect();
+        let recent: Vec<Timestamp> = log.recent(max).unwrap().into_iter().map(|act| act.at).collect();
         assert_eq!(recent, all[..max.min(all.len())], "{max}");
     }
     assert_eq!(AuditLog::off().recent(5).unwrap(), []);
@@ -281,7 +281,7 @@ fn the_history_of_an_image_has_its_last_acts() {
     let line = |number| serde_json::to_string(&Line::Act(act(number, ActCode::Removed, 1))).unwrap() + "\n";
     fs::write(folder.path().join("0000000001.jsonl"), (0..150).map(line).collect::<String>()).unwrap();
     let log = AuditLog::read_only(folder.path());
-    let times: Vec<SystemTime> = acts(&log, &id(1)).into_iter().map(|(_, at)| at).collect();
+    let times: Vec<Timestamp> = acts(&log, &id(1)).into_iter().map(|(_, at)| at).collect();
     assert_eq!(times, (50..150).map(at).collect::<Vec<_>>());
 }
 
@@ -338,7 +338,7 @@ fn a_failed_pull_belongs_to_the_image_that_had_its_name_last() {
     log.act(failed(9));
     let images = log.history("app-7:v1").unwrap().images;
     let first = images.iter().find(|image| image.key == id(7)).unwrap();
-    let times: Vec<SystemTime> = first.acts.iter().map(|act| act.at).collect();
+    let times: Vec<Timestamp> = first.acts.iter().map(|act| act.at).collect();
     assert_eq!(times, [at(1), at(7)], "it got the name first");
     assert_eq!(acts(&log, &id(8)), [(ActCode::Pulled, at(8)), (ActCode::PullFailed, at(9))]);
     assert_eq!(log.history("app-7:v1").unwrap().images.len(), 2);

@@ -1,6 +1,6 @@
 //! The report of a collection: decisions, totals, failures and the kubelet's event texts.
 
-use std::{sync::Arc, time::SystemTime};
+use std::sync::Arc;
 
 use super::{
     plan::{Shortfall, size_text},
@@ -156,7 +156,7 @@ const TEXT_LENGTH_MAX: usize = 1024;
 
 impl GcDecision {
     /// The audit record of a removal or its refusal. `by`: what started the collection. `None`: no removal was tried.
-    pub(super) fn act(&self, at: SystemTime, by: &str) -> Option<Act> {
+    pub(super) fn act(&self, by: &str) -> Option<Act> {
         let (code, why) = match &self.outcome {
             GcOutcome::Chosen => return None,
             GcOutcome::Kept if self.phase.is_none() => return None,
@@ -170,7 +170,7 @@ impl GcDecision {
         let reason = self.reason.code().to_owned();
         let details = ActDetails { bytes, reason, why: cut(&why), ..ActDetails::default() };
         let keys = vec![self.key().to_string()];
-        Some(Act { at, keys, details, ..Act::new(code, self.entry.image.names().to_vec(), by) })
+        Some(Act { keys, details, ..Act::new(code, self.entry.image.names().to_vec(), by) })
     }
 }
 

@@ -398,7 +398,7 @@ impl<'a> Run<'a> {
         let (entry, phase, frees) = (Arc::clone(entry), Some(step.phase), step.frees.bytes);
         let decision = GcDecision { entry, outcome, reason, phase, frees };
         if let Some(log) = &self.gc.decisions
-            && let Some(act) = decision.act(self.clock(), self.by)
+            && let Some(act) = decision.act(self.by)
         {
             log.act(act);
         }

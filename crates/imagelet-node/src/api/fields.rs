@@ -34,8 +34,8 @@ pub(super) fn laid_out<S: Serializer>(details: &Option<Box<RawValue>>, serialize
 }
 
 /// A time in RFC 3339: whole seconds, UTC. `None`: a time before 1970.
-pub fn moment(time: SystemTime) -> Option<String> {
-    let time = jiff::Timestamp::try_from(time).ok().filter(|time| time.as_second() >= 0)?;
+pub fn moment(time: impl TryInto<jiff::Timestamp>) -> Option<String> {
+    let time = time.try_into().ok().filter(|time| time.as_second() >= 0)?;
     Some(format!("{time:.0}"))
 }
 

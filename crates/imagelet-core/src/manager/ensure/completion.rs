@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::SystemTime};
 
 use futures_util::{FutureExt as _, future::BoxFuture};
+use jiff::Timestamp;
 use tokio::{runtime::Handle, sync::watch, time::Instant};
 
 use super::{credentials::access_of, reporter::Reporter};
@@ -71,7 +72,7 @@ impl Completion {
 
     fn record(&self, act: Act) {
         let details = ActDetails { took_ms: u64::try_from(self.began.elapsed().as_millis()).ok(), ..act.details };
-        self.reporter.reports.decisions.act(Act { at: SystemTime::now(), details, ..act });
+        self.reporter.reports.decisions.act(Act { at: Timestamp::now(), details, ..act });
     }
 }
 
