@@ -12,10 +12,11 @@ use std::{
     os::fd::{AsRawFd as _, OwnedFd},
     os::unix::fs::symlink,
     path::{Path, PathBuf},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     thread,
 };
 
+use imagelet_core::lock::locked;
 use rustix::{
     fs::{CWD, Mode, OFlags},
     io::Errno,
@@ -84,7 +85,7 @@ impl OverlayFolder {
     pub(crate) fn is_in_use(&self) -> io::Result<bool> {
         // Each of two parallel probes would find the mount of the other.
         static PROBE: Mutex<()> = Mutex::new(());
-        let _alone = PROBE.lock().unwrap_or_else(PoisonError::into_inner);
+        let _alone = locked(&PROBE);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&self.0, flags, Mode::empty())?;
         // A short path without characters that are special in mount options.

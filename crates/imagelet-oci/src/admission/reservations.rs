@@ -4,13 +4,13 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
     pin::pin,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
-use imagelet_core::{hold::HoldMeter, image::Digest};
+use imagelet_core::{hold::HoldMeter, image::Digest, lock::locked};
 use tokio::{
     runtime::Handle,
     sync::{Notify, futures::Notified, watch},
@@ -111,15 +111,11 @@ pub(crate) struct OpenReservations<'a> {
 impl Reservations {
     /// Locks the reservations: no other pull reserves meanwhile.
     pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
-        OpenReservations { reservations: self, table: self.lock() }
+        OpenReservations { reservations: self, table: locked(&self.table) }
     }
 
     pub(crate) fn returned(&self) -> Notified<'_> {
         self.returned.notified()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, ReservationTable> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -308,7 +304,7 @@ impl Reservation {
 impl Drop for Reservation {
     fn drop(&mut self) {
         if !self.layers.is_empty() {
-            self.reservations.lock().pulls.remove(&self.number);
+            locked(&self.reservations.table).pulls.remove(&self.number);
             self.reservations.returned.notify_waiters();
         }
         // This grant follows the removal, so that no other grant replaces it.
@@ -426,7 +422,7 @@ mod tests {
         assert_eq!(reserved(&reservations), (10, 1));
         drop(second);
         assert_eq!(reserved(&reservations), (0, 0));
-        assert!(reservations.lock().pulls.is_empty());
+        assert!(locked(&reservations.table).pulls.is_empty());
     }
 
     #[test]

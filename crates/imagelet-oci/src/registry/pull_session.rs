@@ -4,7 +4,7 @@ use std::{
     fmt,
     ops::Deref,
     sync::{
-        Arc, Mutex, MutexGuard, OnceLock,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -95,7 +95,7 @@ pub(crate) struct SessionHost {
     pub(super) is_login: bool,
     pub(crate) account: Account,
     /// The content that the host sent, and the host's failures.
-    sent: Mutex<PullHost>,
+    pub(super) sent: Mutex<PullHost>,
 }
 
 /// The `Authorization` header for one host, used until the host rejects it. The number counts the grants of a pull.
@@ -236,10 +236,6 @@ impl PullSession {
 }
 
 impl SessionHost {
-    pub(super) fn sent(&self) -> MutexGuard<'_, PullHost> {
-        locked(&self.sent)
-    }
-
     /// Uses the pull's credential for the host, else for its registry, else the credential in the host's configuration.
     fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {
         let named = credentials.iter().find(|credential| names_host(&credential.server_address, &host));

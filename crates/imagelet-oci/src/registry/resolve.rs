@@ -22,6 +22,7 @@ use super::{
     connection::Urgency,
     error::{Failure, Retry},
     hosts::{self, ConfiguredHosts},
+    locked,
     next_host::Attempts,
     request::Query,
 };
@@ -208,7 +209,7 @@ impl PullSession {
 
     fn sent_manifest(&self, index: usize, began: Instant) {
         self.record_success(index, began);
-        self.hosts[index].sent().manifest = true;
+        locked(&self.hosts[index].sent).manifest = true;
     }
 
     async fn fetch_manifest_from(
