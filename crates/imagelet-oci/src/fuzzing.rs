@@ -25,7 +25,7 @@ use crate::{
     engine::choose_archived,
     hash::Hash,
     image_archive::{ArchiveFiles, ImageArchive, references},
-    manifest::{BlobLayout, Descriptor, ImageConfig, Index, ManifestDocument, select},
+    manifest::{BlobLayout, Descriptor, DocumentSource, ImageConfig, Index, Manifest, ManifestDocument, select},
     pipeline::{
         buffer_pool::{Expansion, queue},
         frames::{Frame, FrameReader},
@@ -79,8 +79,23 @@ pub fn manifest(bytes: &[u8], content_type: &str, platforms: &[Platform]) -> Res
     })
 }
 
+/// A source without documents: only the index decides.
+struct IndexAlone;
+
+impl DocumentSource for IndexAlone {
+    type Document = ();
+
+    async fn manifest(&self, _: &Descriptor) -> Result<((), ManifestDocument), RuntimeError> {
+        Err(RuntimeError::new(RuntimeErrorKind::NotFound, "no document is there"))
+    }
+
+    async fn config(&self, _: &Manifest) -> Result<ImageConfig, RuntimeError> {
+        unreachable!("there is no manifest")
+    }
+}
+
 fn not_offered(index: &Index, platform: &Platform) -> Option<RuntimeError> {
-    let selected = select(&(), index.clone(), 1, platform).now_or_never().expect("no document is waited for");
+    let selected = select(&IndexAlone, index.clone(), 1, platform).now_or_never().expect("no document is waited for");
     selected.err().filter(|error| error.kind() != RuntimeErrorKind::NotFound)
 }
 

@@ -34,20 +34,6 @@ pub(crate) trait DocumentSource: Sync {
     fn config(&self, manifest: &Manifest) -> impl Future<Output = Result<ImageConfig, RuntimeError>> + Send;
 }
 
-/// A source without documents: only the index decides.
-#[cfg(any(test, feature = "fuzzing"))]
-impl DocumentSource for () {
-    type Document = ();
-
-    async fn manifest(&self, _: &Descriptor) -> Result<((), ManifestDocument), RuntimeError> {
-        Err(RuntimeError::new(RuntimeErrorKind::NotFound, "no document is there"))
-    }
-
-    async fn config(&self, _: &Manifest) -> Result<ImageConfig, RuntimeError> {
-        unreachable!("there is no manifest")
-    }
-}
-
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
     /// The entry of the top index; equal to `chosen` if the entry is no index.

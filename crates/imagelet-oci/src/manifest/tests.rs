@@ -56,10 +56,25 @@ fn the_best_entry_for_a_platform_is_chosen() {
     }
 }
 
+/// A source without documents: only the index decides.
+struct IndexAlone;
+
+impl DocumentSource for IndexAlone {
+    type Document = ();
+
+    async fn manifest(&self, _: &Descriptor) -> Result<((), ManifestDocument), RuntimeError> {
+        unreachable!("no entry is for the platform")
+    }
+
+    async fn config(&self, _: &Manifest) -> Result<ImageConfig, RuntimeError> {
+        unreachable!("there is no manifest")
+    }
+}
+
 #[test]
 fn a_platform_that_is_not_offered_is_refused_with_those_that_are() {
     let (index, wanted) = (index(&["linux/arm64/v8", "linux/s390x"]), "linux/amd64".parse().unwrap());
-    let error = select(&(), index, 1, &wanted).now_or_never().unwrap().unwrap_err();
+    let error = select(&IndexAlone, index, 1, &wanted).now_or_never().unwrap().unwrap_err();
     assert_eq!(error.kind(), RuntimeErrorKind::Unacceptable);
     assert!(error.to_string().contains("linux/arm64/v8, linux/s390x"), "{error}");
 }

@@ -155,12 +155,6 @@ impl PullSession {
         session
     }
 
-    #[cfg(test)]
-    pub(crate) fn nowhere(reference: Reference) -> Self {
-        let registry = super::Registry::new(super::RegistryConfig::default());
-        Self::new(registry.shared, reference, Vec::new(), &[], Patience::FULL)
-    }
-
     pub(crate) fn archive(&self) -> Option<&Arc<ArchiveBlobs>> {
         self.archive.as_ref()
     }

@@ -82,21 +82,6 @@ impl PullSession {
     pub(crate) fn blob(&self, descriptor: &Descriptor) -> BlobSource {
         BlobSource { session: self.clone(), descriptor: descriptor.clone(), notes: Arc::default() }
     }
-
-    #[cfg(test)]
-    /// Opens a blob at an offset. The stream enforces the size; the reader verifies the digest.
-    pub(crate) async fn open_blob(&self, descriptor: &Descriptor, offset: u64) -> Result<BlobStream, RuntimeError> {
-        let size = descriptor.size;
-        if offset > size {
-            let digest = &descriptor.digest;
-            return Err(RuntimeError::other(format!(
-                "blob `{digest}` has {size} bytes, and is asked for from {offset}"
-            )));
-        }
-        let mut stream = self.blob(descriptor).stream(offset..size);
-        stream.ready().await?;
-        Ok(stream)
-    }
 }
 
 #[derive(Clone, Debug)]

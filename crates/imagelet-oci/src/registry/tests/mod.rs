@@ -17,18 +17,34 @@ use std::time::Duration;
 use imagelet_core::{
     credentials::{Credential, CredentialKind, Secret},
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
-    image::{Digest, Platform},
+    image::{Digest, Platform, Reference},
     ports::Patience,
 };
 
 use self::fake::{FakeRegistry, Guard, OCI_INDEX, OCI_MANIFEST, RecordedRequest, Trick};
 use super::{
-    Registry, RegistryConfig, RegistryTimeouts, Resolved, connection::Urgency, next_host::Attempts, request::Query,
+    PullSession, Registry, RegistryConfig, RegistryTimeouts, Resolved, blob::BlobStream, connection::Urgency,
+    next_host::Attempts, request::Query,
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 
 /// `Basic` for `user` and `hunter2pass`.
 const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
+
+impl PullSession {
+    /// A session without hosts.
+    pub(crate) fn nowhere(reference: Reference) -> Self {
+        let registry = Registry::new(RegistryConfig::default());
+        Self::new(registry.shared, reference, Vec::new(), &[], Patience::FULL)
+    }
+
+    /// Opens a blob at an offset.
+    async fn open_blob(&self, descriptor: &Descriptor, offset: u64) -> Result<BlobStream, RuntimeError> {
+        let mut stream = self.blob(descriptor).stream(offset..descriptor.size);
+        stream.ready().await?;
+        Ok(stream)
+    }
+}
 
 fn registry() -> Registry {
     let config = RegistryConfig {
