@@ -95,7 +95,9 @@ impl Engine {
     ) -> Result<Read, RuntimeError> {
         match (self.kept(&record.image_id(), name, digest).await, session) {
             (Some(bytes), _) => self.read_document(digest.clone(), bytes).await,
-            (None, Some(session)) => session.fetch_document(digest).await,
+            (None, Some(session)) => {
+                session.fetch_manifest(session.reference().with_digest(digest.clone()), None).await
+            }
             (None, None) => Err(lost(name)),
         }
     }

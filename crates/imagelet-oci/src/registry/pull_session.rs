@@ -21,7 +21,7 @@ use imagelet_core::{
 use tokio::sync::OnceCell;
 
 use super::{
-    Shared,
+    Registry, Shared,
     blob::straggler::ConnectionRates,
     connection::{Origin, Reception, Target, authorization, basic},
     error::denied,
@@ -149,8 +149,9 @@ impl PullSession {
     }
 
     /// A session without hosts: all blobs come from an archive.
-    pub(super) fn of_archive(shared: Arc<Shared>, reference: Reference, archive: Arc<ArchiveBlobs>) -> Self {
-        let mut session = Self::new(shared, reference, Vec::new(), &[], Patience::FULL);
+    pub(crate) fn of_archive(registry: &Registry, reference: &Reference, archive: Arc<ArchiveBlobs>) -> Self {
+        let shared = Arc::clone(&registry.shared);
+        let mut session = Self::new(shared, reference.canonical(), Vec::new(), &[], Patience::FULL);
         session.state().archive = Some(archive);
         session
     }

@@ -27,7 +27,6 @@ use super::{
     request::Query,
 };
 use crate::hash::Hash;
-use crate::image_archive::ArchiveBlobs;
 use crate::manifest::{
     CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, MANIFEST_BYTES_MAX, Manifest, ManifestDocument,
     Selected, corrupt, printable, select, unacceptable,
@@ -85,15 +84,6 @@ pub struct ImageDocument {
 }
 
 impl Registry {
-    pub(crate) async fn resolve(
-        &self,
-        reference: &Reference,
-        credentials: impl IntoIterator<Item = &Credential>,
-        platform: &Platform,
-    ) -> Result<Resolved, RuntimeError> {
-        self.session(reference, credentials, Patience::FULL).await?.resolve(reference, platform).await
-    }
-
     /// A session for content whose digest is known.
     pub(crate) async fn session(
         &self,
@@ -108,10 +98,6 @@ impl Registry {
             session.report(PullEvent::Warning { text });
         }
         Ok(session)
-    }
-
-    pub(crate) fn archive_session(&self, reference: &Reference, archive: Arc<ArchiveBlobs>) -> PullSession {
-        PullSession::of_archive(Arc::clone(&self.shared), reference.canonical(), archive)
     }
 
     /// The hosts of an image other than its registry. Empty for an unusable configuration, which the pull reports.
@@ -163,14 +149,6 @@ impl PullSession {
         DocumentWriter::new(self.shared.documents.get().cloned())
     }
 
-    pub(crate) async fn fetch_document(
-        &self,
-        digest: &Digest,
-    ) -> Result<(ImageDocument, ManifestDocument), RuntimeError> {
-        let reference = self.reference().with_digest(digest.clone());
-        self.fetch_manifest(reference, None).await
-    }
-
     /// Checks with a `HEAD` that the registry still has a manifest, and that the session's credential may read it.
     /// `false`: the tag names another manifest, or the answer has no `Docker-Content-Digest`.
     pub(crate) async fn confirm(&self, reference: &Reference, digest: &Digest) -> Result<bool, RuntimeError> {
@@ -197,7 +175,7 @@ impl PullSession {
     }
 
     /// Fetches a manifest from the first host that has a valid copy. `entry`: the manifest's entry in an index.
-    pub(super) async fn fetch_manifest(
+    pub(crate) async fn fetch_manifest(
         &self,
         reference: Reference,
         entry: Option<&Descriptor>,

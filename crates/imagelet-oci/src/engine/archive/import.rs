@@ -26,7 +26,7 @@ use crate::{
         ManifestDocument, Selected, corrupt, select, unacceptable,
     },
     pipeline::LayerLimits,
-    registry::{ImageDocument, Resolved},
+    registry::{ImageDocument, PullSession, Resolved},
     store::DocumentBytes,
 };
 
@@ -125,7 +125,7 @@ impl Engine {
         if let Some(wrong) = references.iter().find(|name| name.digest().is_some_and(|digest| digest != root)) {
             return Err(corrupt(format!("the image named `{wrong}` is `{root}`")));
         }
-        let session = self.registry.archive_session(&references[0], Arc::clone(blobs));
+        let session = PullSession::of_archive(&self.registry, &references[0], Arc::clone(blobs));
         session.report_to(progress);
         let Selected { first, chosen, manifest, is_named } = found;
         let resolved = Resolved { session, root: first, chosen, manifest, is_named };

@@ -51,15 +51,15 @@ impl Engine {
             Some(digest) => self.kept(&target.id, "config.json", digest).await,
             None => None,
         };
+        let session = self.registry.session(reference, credentials, Patience::FULL).await?;
         let resolved = if let Some(record) = &target.image.record {
-            let session = self.registry.session(reference, credentials, Patience::FULL).await?;
             let (root, chosen, manifest) = self.recorded(record, Some(&session)).await?;
             Resolved { session, root, chosen, manifest, is_named: false }
         } else {
             let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
             let own = own.and_then(|config| format!("{}/{}", config.os, config.architecture).parse().ok());
             // The index may have named another platform than the configuration.
-            let resolve = async |platform| self.registry.resolve(reference, credentials, &platform).await;
+            let resolve = async |platform| session.clone().resolve(reference, &platform).await;
             match own {
                 Some(own) if own != Platform::host() => match resolve(own).await {
                     Ok(resolved) if resolved.image_id() == target.id => resolved,

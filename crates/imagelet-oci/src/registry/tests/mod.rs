@@ -31,6 +31,17 @@ use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
 /// `Basic` for `user` and `hunter2pass`.
 const SHOWN: &str = "Basic dXNlcjpodW50ZXIycGFzcw==";
 
+impl Registry {
+    pub(crate) async fn resolve(
+        &self,
+        reference: &Reference,
+        credentials: impl IntoIterator<Item = &Credential>,
+        platform: &Platform,
+    ) -> Result<Resolved, RuntimeError> {
+        self.session(reference, credentials, Patience::FULL).await?.resolve(reference, platform).await
+    }
+}
+
 impl PullSession {
     /// A session without hosts.
     pub(crate) fn nowhere(reference: Reference) -> Self {
