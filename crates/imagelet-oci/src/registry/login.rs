@@ -1,6 +1,6 @@
 //! Checks a credential at its registry before the credential is stored, as `docker login` does.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
 use imagelet_core::{
     credentials::Credential,
@@ -9,7 +9,7 @@ use imagelet_core::{
 };
 
 use super::{
-    PullSession, Registry, RegistryConfig, RegistryTimeouts,
+    PullSession, Registry, RegistryConfig,
     connection::{Urgency, drain},
     request::Query,
 };
@@ -41,11 +41,7 @@ pub async fn check_login(
         return Err(RuntimeError::new(RuntimeErrorKind::InvalidArgument, message)
             .with_hint(format!("give the registry's port or domain, such as `{registry}:443`")));
     }
-    let client = Registry::new(RegistryConfig {
-        health_file: None,
-        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts },
-        ..config
-    });
+    let client = Registry::for_check(config);
     let hosts = client.configured_hosts(&reference).await?.hosts;
     let last = hosts.last().map_or_else(String::new, |host| host.origin.authority());
     let own = hosts.into_iter().rfind(|host| !host.is_mirror).ok_or_else(|| {

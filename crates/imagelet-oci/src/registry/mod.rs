@@ -186,6 +186,12 @@ impl Registry {
         Self { shared: Arc::new(shared) }
     }
 
+    /// A client for a check: retries nothing, and stores no health of hosts.
+    fn for_check(config: RegistryConfig) -> Self {
+        let timeouts = RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts };
+        Self::new(RegistryConfig { health_file: None, timeouts, ..config })
+    }
+
     /// Stores large documents in the staging folders of a store from now on.
     pub(crate) fn keep_documents_in(&self, store: &Arc<Store>) {
         let _ = self.shared.documents.set(Arc::clone(store));

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 pub use self::steps::PathStep;
 use self::steps::recording;
 use super::{
-    PullSession, Registry, RegistryConfig, RegistryTimeouts, Resolved,
+    PullSession, Registry, RegistryConfig, Resolved,
     hosts::{ConfiguredHosts, Host},
 };
 use crate::manifest::{CONFIG_BYTES_MAX, Descriptor};
@@ -30,7 +30,7 @@ pub struct PathReport {
 
 /// The hosts that a pull of an image may ask, without its registry.
 pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> Vec<RegistryHost> {
-    Registry::new(RegistryConfig { health_file: None, ..config.clone() }).other_hosts(reference).await
+    Registry::for_check(config.clone()).other_hosts(reference).await
 }
 
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
@@ -42,20 +42,16 @@ pub async fn check_path(
     credentials: &[Credential],
     platform: Option<&Platform>,
     report: &mut (dyn FnMut(PathStep) + Send),
-) -> Result<PathReport, RuntimeError> {
+) -> PathReport {
     let wanted = platform.cloned().unwrap_or_else(Platform::host);
-    let registry = Registry::new(RegistryConfig {
-        health_file: None,
-        timeouts: RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts },
-        ..config
-    });
+    let registry = Registry::for_check(config);
     let began = Instant::now();
     let mut walk = Walk { report, place: String::new(), found: PathReport::default() };
     let ConfiguredHosts { hosts, warnings } = match registry.configured_hosts(reference).await {
         Ok(found) => found,
         Err(error) => {
             walk.failed("configuration", began.elapsed(), error);
-            return Ok(walk.found);
+            return walk.found;
         }
     };
     let places: Vec<String> = hosts.iter().map(|host| host.origin.to_string()).collect();
@@ -67,7 +63,7 @@ pub async fn check_path(
         walk.place = host.origin.authority();
         walk.check_host(&registry, host, reference, credentials, (&wanted, platform.is_some())).await;
     }
-    Ok(walk.found)
+    walk.found
 }
 
 struct Walk<'a> {

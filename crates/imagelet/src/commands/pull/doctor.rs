@@ -123,15 +123,9 @@ async fn walk(
         steps.push(DiagnosisStep::of_node("signature", checked.map_err(refused)));
     }
     let mut report = |step: PathStep| steps.push(DiagnosisStep::of_host(step));
-    let found = check_path(
-        settings.images.registry.clone(),
-        &reference,
-        &credentials,
-        arguments.platform.as_ref(),
-        &mut report,
-    )
-    .await;
-    let PathReport { layer_bytes, is_served } = found.map_err(|error| ("configuration", Failure::of(&error)))?;
+    let (config, platform) = (settings.images.registry.clone(), arguments.platform.as_ref());
+    let PathReport { layer_bytes, is_served } =
+        check_path(config, &reference, &credentials, platform, &mut report).await;
     let place = image_disk(global, environment, &settings).await;
     let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
     steps.push(DiagnosisStep::of_node("disk", room));
