@@ -15,6 +15,7 @@ use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::{ByteSize, Digest},
     printable::{is_unprintable, printable_start},
+    text::nullable,
 };
 use serde::{
     Deserialize, Deserializer,
@@ -46,7 +47,7 @@ const REASON_MAX: usize = 256;
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(crate) struct Descriptor {
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(default, deserialize_with = "nullable")]
     pub(crate) media_type: String,
     pub(crate) digest: Digest,
     #[serde(default, deserialize_with = "size")]
@@ -59,11 +60,11 @@ pub(crate) struct Descriptor {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct DescriptorPlatform {
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(default, deserialize_with = "nullable")]
     pub(crate) os: String,
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(default, deserialize_with = "nullable")]
     pub(crate) architecture: String,
-    #[serde(default, deserialize_with = "null_as_default")]
+    #[serde(default, deserialize_with = "nullable")]
     pub(crate) variant: String,
 }
 
@@ -377,15 +378,6 @@ fn shortened(error: serde_json::Error) -> serde_json::Error {
     let more = if reason.len() > REASON_MAX { "…" } else { "" };
     let shown = printable_start(reason, REASON_MAX);
     serde_json::Error::custom(format!("{shown}{more}{place}"))
-}
-
-/// As in Go, `null` is the empty value.
-fn null_as_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
 fn size<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
