@@ -219,7 +219,7 @@ fn pair(name: &str, value: &str) -> String {
 /// Whether a token service may receive the registry's credential. Over plain HTTP, an attacker can rewrite the
 /// challenge and redirect the credential, so only HTTPS or the registry's origin is accepted.
 fn may_see(service: &Origin, registry: &Origin) -> bool {
-    service.is_https() || service == registry
+    service.is_https || service == registry
 }
 
 /// The target of a token request. The realm may be on another host, as for Docker Hub. It must use HTTPS, unless the
@@ -237,7 +237,7 @@ fn check_realm(realm: &str, registry: &Origin, listed: &[Origin]) -> Result<Targ
     }
     let service = &target.origin;
     let beside = service.host() == registry.host() || (service.is_loopback() && registry.is_loopback());
-    if !service.is_https() && (registry.is_https() || !beside) {
+    if !service.is_https && (registry.is_https || !beside) {
         return Err(refuse(format!("`{service}` is not encrypted")));
     }
     if !may_send_on(registry, service, listed) {

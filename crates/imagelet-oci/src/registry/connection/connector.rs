@@ -61,13 +61,13 @@ impl Connector {
         let permit = permit.map_err(|_| ConnectError::Busy(self.dial_timeout))?;
         let proxy = self.proxy.as_deref();
         let mut connection = match proxy {
-            None => RegistryConnection::over(dial(host, origin.port(), self.dial_timeout).await?),
+            None => RegistryConnection::over(dial(host, origin.port, self.dial_timeout).await?),
             Some(proxy) => self.by_proxy(proxy, &origin).await?,
         };
         if let Some(tls) = &self.tls {
             connection = self.encrypted(tls, host, connection).await?;
         }
-        connection.is_forwarded = proxy.is_some_and(|proxy| proxy.forwards(origin.is_https()));
+        connection.is_forwarded = proxy.is_some_and(|proxy| proxy.forwards(origin.is_https));
         connection.permit = Some(permit);
         Ok(TokioIo::new(connection))
     }
@@ -83,11 +83,11 @@ impl Connector {
         let began = Instant::now();
         let away = |error| ConnectError::ProxyAway { proxy: proxy.to_string(), source: Box::new(error) };
         let stream = to_proxy.await.map_err(away)?;
-        if proxy.forwards(origin.is_https()) {
+        if proxy.forwards(origin.is_https) {
             record(Stage::Proxy, began, proxy, "forwards requests".to_owned());
             return Ok(stream);
         }
-        let host = format!("{}:{}", origin.host(), origin.port());
+        let host = format!("{}:{}", origin.host(), origin.port);
         let refused = |source| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source };
         let stream = tunnel(proxy, stream, &host).await.map_err(refused)?;
         record(Stage::Proxy, began, proxy, format!("connects to {host}"));

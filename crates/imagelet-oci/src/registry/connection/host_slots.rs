@@ -41,7 +41,7 @@ impl HostPermits {
             // Each permit, and each wait for a permit, has a reference to the semaphore.
             hosts.retain(|_, permits| Arc::strong_count(permits) > 1);
         }
-        let permits = hosts.entry((origin.host().to_owned(), origin.port()));
+        let permits = hosts.entry((origin.host().to_owned(), origin.port));
         Arc::clone(permits.or_insert_with(|| Arc::new(Semaphore::new(self.max))))
     }
 }

@@ -33,9 +33,10 @@ const INTERNAL: [&str; 13] = [
 /// Scheme, host and port. A credential of one origin is never sent to another origin.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Origin {
-    is_https: bool,
+    pub(crate) is_https: bool,
+    /// In lower case. An IPv6 address is in brackets.
     host: String,
-    port: u16,
+    pub(crate) port: u16,
 }
 
 /// An absolute URL without user, password and fragment.
@@ -46,21 +47,12 @@ pub(crate) struct Target {
 }
 
 impl Origin {
-    pub(crate) fn is_https(&self) -> bool {
-        self.is_https
-    }
-
     fn scheme(&self) -> &'static str {
         if self.is_https { "https" } else { "http" }
     }
 
-    /// In lower case. An IPv6 address is in brackets.
     pub(crate) fn host(&self) -> &str {
         &self.host
-    }
-
-    pub(crate) fn port(&self) -> u16 {
-        self.port
     }
 
     /// Host, and port unless it is the scheme's default, for messages.

@@ -162,7 +162,7 @@ impl Transport {
             if is_form || (request.redirects.is_none() && next.origin != *origin) {
                 return Err(refuse("is not followed here").into());
             }
-            let is_downgrade = target.origin.is_https() && !next.origin.is_https();
+            let is_downgrade = target.origin.is_https && !next.origin.is_https;
             // A blob is verified by its digest, and the redirected request has no `bound` headers.
             if is_downgrade && stage != Stage::Blob {
                 return Err(refuse("is not encrypted").into());
@@ -217,7 +217,7 @@ impl Transport {
             once(&target, connection.clone().for_loopback_tls()).await
         };
         let name = origin.to_string();
-        if origin.is_https() || locked(&self.loopback_tls).contains(&name) {
+        if origin.is_https || locked(&self.loopback_tls).contains(&name) {
             return over_tls().await;
         }
         let plain = once(target, connection.clone()).await;
@@ -256,11 +256,11 @@ impl Transport {
             let chosen = self.clients.proxies.choose(origin);
             connection.proxy = chosen.map_err(|bad| unreachable(&place, stage, ConnectError::from(bad)))?;
         }
-        let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(origin.is_https()));
+        let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(origin.is_https));
         if let Some(authorization) = forwards.and_then(|proxy| proxy.authorization.clone()) {
             request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
         }
-        let client = self.clients.client(origin.is_https(), &connection).await?;
+        let client = self.clients.client(origin.is_https, &connection).await?;
         let mut captured = capture_connection(&mut request);
         let mut response = pin!(client.request(request));
         let connected = async {

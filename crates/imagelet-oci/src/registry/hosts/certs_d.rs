@@ -239,7 +239,7 @@ pub(super) fn add_certificates(
     let authority = host.origin.authority();
     let names = match authority.as_str() {
         DOCKER_HUB_HOST => vec![DOCKER_HUB.to_owned()],
-        _ => vec![authority, format!("{}:{}", host.origin.host(), host.origin.port())],
+        _ => vec![authority, format!("{}:{}", host.origin.host(), host.origin.port)],
     };
     for root in trees.chain(beside).chain(SYSTEM_CERTIFICATES.map(PathBuf::from)) {
         if let Some(directory) = names.iter().map(|name| root.join(name)).find(|path| path.is_dir()) {

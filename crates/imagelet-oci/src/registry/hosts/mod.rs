@@ -88,7 +88,7 @@ impl Host {
     /// Whether `other` is the same host with the other scheme, which is tried if the host does not answer.
     pub(crate) fn is_twin(&self, other: &Self) -> bool {
         self.origin.is_same_place(&other.origin)
-            && self.origin.is_https() != other.origin.is_https()
+            && self.origin.is_https != other.origin.is_https
             && (self.is_mirror, &self.path) == (other.is_mirror, &other.path)
     }
 
@@ -96,7 +96,7 @@ impl Host {
     pub(crate) fn own(registry: &str) -> Result<Self, String> {
         let name = if registry == DOCKER_HUB { DOCKER_HUB_HOST } else { registry };
         let mut host = Self::new(target_at(&format!("{name}/v2"), |_| true)?.origin, "/v2".to_owned());
-        host.connection.may_be_tls = !host.origin.is_https() && host.origin.port() != 80;
+        host.connection.may_be_tls = !host.origin.is_https && host.origin.port != 80;
         Ok(host)
     }
 
@@ -109,7 +109,7 @@ impl Host {
     /// The host's name, and the keys for the image's repository at this host in a docker configuration.
     fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
         let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
-        let with_port = format!("{}:{}", self.origin.host(), self.origin.port());
+        let with_port = format!("{}:{}", self.origin.host(), self.origin.port);
         let names =
             if authority == DOCKER_HUB_HOST { vec![DOCKER_HUB] } else { vec![authority.as_str(), with_port.as_str()] };
         let repositories = names.iter().map(|name| format!("{name}/{repository}")).collect();
@@ -138,7 +138,7 @@ pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Tar
         return Target::parse(url);
     }
     let plain = Target::parse(&format!("http://{url}"))?;
-    let is_plain = plain.origin.is_loopback() && is_plain(plain.origin.port());
+    let is_plain = plain.origin.is_loopback() && is_plain(plain.origin.port);
     if is_plain { Ok(plain) } else { Target::parse(&format!("https://{url}")) }
 }
 

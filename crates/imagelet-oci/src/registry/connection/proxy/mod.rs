@@ -134,7 +134,7 @@ impl Proxies {
         if let Some(rule) = self.rules.current().iter().find(|rule| matches(&rule.hosts)) {
             return Ok(rule.proxy.clone());
         }
-        let proxy = if origin.is_https() { &self.https } else { &self.http };
+        let proxy = if origin.is_https { &self.https } else { &self.http };
         proxy.as_ref().filter(|_| !matches(&self.bypass)).cloned().transpose()
     }
 
@@ -215,7 +215,7 @@ impl HostPattern {
                 host.ends_with(suffix.as_str()) || (*with_parent && suffix.strip_prefix('.') == Some(host))
             }
         };
-        is_host && self.port.as_ref().is_none_or(|port| *port == origin.port().to_string())
+        is_host && self.port.as_ref().is_none_or(|port| *port == origin.port.to_string())
     }
 }
 
