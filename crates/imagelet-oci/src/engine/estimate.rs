@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet, VecDeque},
-    sync::{Mutex, PoisonError},
+    sync::Mutex,
     time::Duration,
 };
 
@@ -10,6 +10,7 @@ use imagelet_core::{
     credentials::Credential,
     error::RuntimeError,
     image::{ByteSize, Digest, Platform, Reference},
+    lock::locked,
     ports::{Patience, Progress, PullEstimate, PullEvent, PullRequest},
 };
 use tokio::time::Instant;
@@ -66,7 +67,7 @@ impl CachedResolution {
 impl Resolutions {
     /// Caches a resolution. Drops an older resolution of the same key, and the oldest resolutions above the limits.
     pub(super) fn keep(&self, target: PullTarget, resolved: Resolved, now: Instant) {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.0);
         kept.retain(|old| old.target != target && now.saturating_duration_since(old.at) <= AGE_MAX);
         kept.push_back(CachedResolution { target, resolved, at: now });
         while kept.len() > KEPT_MAX || kept.iter().map(CachedResolution::bytes).sum::<usize>() > BYTES_MAX {
@@ -75,7 +76,7 @@ impl Resolutions {
     }
 
     pub(super) fn take(&self, target: &PullTarget, now: Instant) -> Option<Resolved> {
-        let mut kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kept = locked(&self.0);
         kept.retain(|old| now.saturating_duration_since(old.at) <= AGE_MAX);
         let place = kept.iter().position(|old| old.target == *target)?;
         kept.remove(place).map(|found| found.resolved)

@@ -6,13 +6,14 @@
 use std::{
     collections::HashMap,
     pin::pin,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
 };
 
 use imagelet_core::{
     error::RuntimeError,
     hold::{CHECK_PERIOD, HoldPolicy, SharedThing},
     image::Digest,
+    lock::locked,
     ports::Progress,
 };
 use tokio::{
@@ -114,18 +115,18 @@ pub(crate) struct FetchGuard<T> {
 impl<T> FetchGuard<T> {
     /// Whether another fetch of the layer has ended since this fetch began.
     pub(crate) fn is_late(&self) -> bool {
-        self.slot.lock().ended != self.ended
+        locked(&self.slot.state).ended != self.ended
     }
 
     /// Other pulls share the layer from now on.
     fn publish(self, staged: &Arc<T>) {
-        self.slot.lock().staged = Arc::downgrade(staged);
+        locked(&self.slot.state).staged = Arc::downgrade(staged);
     }
 }
 
 impl<T> Drop for FetchGuard<T> {
     fn drop(&mut self) {
-        let mut state = self.slot.lock();
+        let mut state = locked(&self.slot.state);
         state.fetches.retain(|fetch| fetch.number != self.number);
         state.ended += 1;
         drop(state);
@@ -134,13 +135,9 @@ impl<T> Drop for FetchGuard<T> {
 }
 
 impl<T> LayerSlot<T> {
-    fn lock(&self) -> MutexGuard<'_, SlotState<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// The layer, staged by another pull.
     fn staged(&self) -> Option<Arc<T>> {
-        self.lock().staged.upgrade()
+        locked(&self.state).staged.upgrade()
     }
 
     /// Waits until a fetch has ended, so that the number of ended fetches is not `seen`.
@@ -148,7 +145,7 @@ impl<T> LayerSlot<T> {
         loop {
             // Created before the check, so that it receives every later notification.
             let ended = self.ended.notified();
-            if self.lock().ended != seen {
+            if locked(&self.state).ended != seen {
                 return;
             }
             ended.await;
@@ -158,7 +155,7 @@ impl<T> LayerSlot<T> {
     /// The reference of the pull whose fetch the caller should wait for.
     fn awaited(&self, caller: &LayerCaller, may_wait: bool) -> Option<String> {
         let now = Instant::now();
-        let state = self.lock();
+        let state = locked(&self.state);
         let fetch = state.fetches.iter().find(|fetch| caller.waits_for(fetch, may_wait, now));
         fetch.map(|fetch| fetch.caller.reference.clone())
     }
@@ -171,7 +168,7 @@ impl<T> LayerSlot<T> {
         (ended, may_wait): (u64, bool),
     ) -> Option<FetchGuard<T>> {
         let now = Instant::now();
-        let mut state = self.lock();
+        let mut state = locked(&self.state);
         if state.ended != ended || state.fetches.iter().any(|fetch| caller.waits_for(fetch, may_wait, now)) {
             return None;
         }
@@ -218,7 +215,7 @@ impl<T> LayerSingleFlight<T> {
         let slot = self.slot(key);
         // Reports the wait, and reports its end even if this future is dropped.
         let mut waits = None;
-        let (mut seen, mut failed) = (slot.lock().ended, 0);
+        let (mut seen, mut failed) = (locked(&slot.state).ended, 0);
         let (entered, guard) = loop {
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
@@ -230,7 +227,7 @@ impl<T> LayerSingleFlight<T> {
                 });
                 let ended = slot.ended_since(seen);
                 failed += u32::from(timeout(CHECK_PERIOD, ended).await.is_ok());
-                seen = slot.lock().ended;
+                seen = locked(&slot.state).ended;
                 continue;
             }
             // The wait for a slot continues while other fetches end.
@@ -241,8 +238,8 @@ impl<T> LayerSingleFlight<T> {
                     () = slot.ended_since(seen) => None,
                     entered = &mut entering => Some(entered),
                 };
-                if slot.lock().ended != seen {
-                    (seen, failed) = (slot.lock().ended, failed + 1);
+                if locked(&slot.state).ended != seen {
+                    (seen, failed) = (locked(&slot.state).ended, failed + 1);
                     if let Some(present) = present(slot.staged()).await? {
                         return Ok(RaceOutcome::Present(present));
                     }
@@ -263,7 +260,7 @@ impl<T> LayerSingleFlight<T> {
                 fetched = &mut fetch => return fetched.map(|fetched| RaceOutcome::Own(fetched, guard)),
                 () = slot.ended_since(seen) => {}
             }
-            seen = slot.lock().ended;
+            seen = locked(&slot.state).ended;
             if let Some(present) = present(slot.staged()).await? {
                 return Ok(RaceOutcome::Present(present));
             }
@@ -272,8 +269,8 @@ impl<T> LayerSingleFlight<T> {
 
     /// The slot of a layer. Slots without a pull and a staged layer are removed.
     fn slot(&self, key: LayerKey) -> Arc<LayerSlot<T>> {
-        let mut slots = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        slots.retain(|_, slot| Arc::strong_count(slot) > 1 || slot.lock().staged.strong_count() > 0);
+        let mut slots = locked(&self.0);
+        slots.retain(|_, slot| Arc::strong_count(slot) > 1 || locked(&slot.state).staged.strong_count() > 0);
         let slot = || {
             let state = SlotState { fetches: Vec::new(), staged: Weak::new(), begun: 0, ended: 0 };
             Arc::new(LayerSlot { state: Mutex::new(state), ended: Notify::new() })

@@ -3,7 +3,7 @@
 use std::{
     pin::pin,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -12,6 +12,7 @@ use std::{
 use imagelet_core::{
     hold::{CHECK_PERIOD, HoldMeter, PullWait, SharedThing},
     image::Digest,
+    lock::locked,
     ports::{Progress, PullEvent},
 };
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
@@ -56,12 +57,12 @@ impl LayerPace {
 
     pub(crate) fn set_left(&self, left: u64) {
         self.left.store(left, Ordering::Relaxed);
-        let mut whole_since = self.whole_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut whole_since = locked(&self.whole_since);
         *whole_since = if left == 0 { whole_since.or(Some(Instant::now())) } else { None };
     }
 
     pub(crate) fn whole_for(&self, now: Instant) -> Option<Duration> {
-        let whole_since = *self.whole_since.lock().unwrap_or_else(PoisonError::into_inner);
+        let whole_since = *locked(&self.whole_since);
         whole_since.map(|since| now.saturating_duration_since(since))
     }
 }

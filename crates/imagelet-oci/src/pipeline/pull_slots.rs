@@ -10,13 +10,14 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     hold::{CHECK_PERIOD, GRACE, HoldPolicy, SharedThing, WAIT_FAIR},
+    lock::locked,
     ports::Progress,
 };
 use tokio::{
@@ -196,19 +197,15 @@ impl PullSlots {
     /// The image of the slowest layer.
     fn slowest(&self) -> Option<String> {
         let now = Instant::now();
-        let line = self.lock();
+        let line = locked(&self.line);
         let slowest = line.held.values().min_by_key(|held| held.pace.wall.rate(now));
         slowest.map(|held| held.claim.image.to_string())
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Line> {
-        self.line.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Changes the queue, then grants the free places.
     fn change<T>(&self, change: impl FnOnce(&mut Line) -> T) -> T {
         let now = Instant::now();
-        let mut line = self.lock();
+        let mut line = locked(&self.line);
         let changed = change(&mut line);
         let grants = std::iter::from_fn(|| line.start(now)).count();
         drop(line);
@@ -223,7 +220,7 @@ impl Place {
     /// Gives the place to a waiting layer, if it is this layer's turn. The attempt then ends, and the layer continues
     /// from the bytes on the disk after [`Place::again`].
     pub(crate) fn gives_way(&self, policy: HoldPolicy, is_lossy: bool, now: Instant) -> bool {
-        let is_due = self.places.lock().gives_way(self.ticket, policy, is_lossy, now);
+        let is_due = locked(&self.places.line).gives_way(self.ticket, policy, is_lossy, now);
         if is_due {
             self.leave(now);
         }
@@ -249,7 +246,7 @@ impl Place {
             loop {
                 // Created before the check, so that it receives every later notification.
                 let granted = self.places.granted.notified();
-                if self.places.lock().held.contains_key(&self.ticket) {
+                if locked(&self.places.line).held.contains_key(&self.ticket) {
                     return;
                 }
                 granted.await;
@@ -401,9 +398,9 @@ mod tests {
             held.push(place);
         }
         assert_eq!(held.len(), 2 * SHARE_MAX);
-        assert!(places.lock().waiting.is_empty(), "the one that gave up");
+        assert!(locked(&places.line).waiting.is_empty(), "the one that gave up");
         drop(held);
-        assert!(places.lock().held.is_empty());
+        assert!(locked(&places.line).held.is_empty());
     }
 
     const MIB: u64 = 1 << 20;

@@ -51,6 +51,7 @@ use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::{Digest, ImageId},
+    lock::locked,
 };
 
 pub(crate) use self::{
@@ -292,7 +293,7 @@ impl Store {
     }
 
     pub(crate) fn mounting(&self) -> MutexGuard<'_, ()> {
-        self.mounting.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+        locked(&self.mounting)
     }
 
     fn index(&self) -> Locked<'_> {

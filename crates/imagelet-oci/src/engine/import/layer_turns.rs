@@ -7,10 +7,10 @@
 use std::{
     collections::HashMap,
     convert::Infallible,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
-use imagelet_core::image::Digest;
+use imagelet_core::{image::Digest, lock::locked};
 use tokio::sync::OwnedMutexGuard;
 
 use crate::{engine::layer_single_flight::LayerSingleFlight, store::SyncView};
@@ -37,7 +37,7 @@ impl LayerTurns {
     /// The turn, and whether another import may have added the layer since this import checked.
     pub(crate) async fn turn(&self, chain: &Digest) -> (OwnedMutexGuard<()>, bool) {
         let wanted = {
-            let mut turns = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut turns = locked(&self.wanted);
             turns.retain(|_, wanted| Arc::strong_count(wanted) > 1);
             Arc::clone(turns.entry(chain.clone()).or_default())
         };
@@ -49,28 +49,25 @@ impl LayerTurns {
 
     /// The views of a layer that the sink has, if the layer's imports have not synced it.
     pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
-        self.lock().get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
+        locked(&self.unsynced).get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
     }
 
     pub(crate) fn unsynced(&self) -> UnsyncedLayers<'_> {
         UnsyncedLayers { turns: self, import: Arc::default() }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, UnsyncedViews> {
-        self.unsynced.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl UnsyncedLayers<'_> {
     /// Adds a layer that the sink has; this view will sync its files.
     pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
-        self.turns.lock().entry(chain.clone()).or_default().push((Arc::clone(&self.import), Arc::clone(view)));
+        let mut unsynced = locked(&self.turns.unsynced);
+        unsynced.entry(chain.clone()).or_default().push((Arc::clone(&self.import), Arc::clone(view)));
     }
 }
 
 impl Drop for UnsyncedLayers<'_> {
     fn drop(&mut self) {
-        self.turns.lock().retain(|_, views| {
+        locked(&self.turns.unsynced).retain(|_, views| {
             views.retain(|(import, _)| !Arc::ptr_eq(import, &self.import));
             !views.is_empty()
         });
@@ -108,7 +105,7 @@ mod tests {
         assert_eq!(turns.views(&chain).len(), 1);
         assert!(turns.turn(&chain).await.1);
         drop(second);
-        assert!(turns.views(&chain).is_empty() && turns.lock().is_empty());
+        assert!(turns.views(&chain).is_empty() && locked(&turns.unsynced).is_empty());
         assert_eq!(Arc::strong_count(&view), 1, "nothing keeps it open");
     }
 }

@@ -6,7 +6,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     io,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
@@ -15,6 +15,7 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{Digest, shown_name},
+    lock::locked,
     ports::{BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, VerifyProgress, VerifyReport},
 };
 
@@ -132,7 +133,7 @@ fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Syn
     let (read, reported) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {
         let now = read.fetch_add(more, Ordering::Relaxed) + more;
-        let mut reported = reported.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut reported = locked(&reported);
         if now >= *reported + PROGRESS_STEP || *reported == 0 {
             *reported = now;
             progress(now, total.max(now));
