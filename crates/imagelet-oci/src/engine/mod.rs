@@ -17,10 +17,7 @@ mod verify;
 use std::{
     fmt,
     path::{Path, PathBuf},
-    sync::{
-        Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, Ordering},
-    },
+    sync::{Arc, OnceLock, atomic::AtomicU64},
     time::{Duration, SystemTime},
 };
 
@@ -462,15 +459,6 @@ async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, RuntimeError> + Send + 'static,
 ) -> Result<T, RuntimeError> {
     tokio::task::spawn_blocking(work).await?
-}
-
-/// Ends the threads of some work when its caller drops this guard.
-struct CancelOnDrop(Arc<AtomicBool>);
-
-impl Drop for CancelOnDrop {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 fn report_present(progress: &Progress, layer: &Digest) {

@@ -516,7 +516,8 @@ fn unconfined(error: std::io::Error) -> RuntimeError {
     storage_error("could not start a thread for the layer", error)
 }
 
-struct CancelOnDrop(Arc<AtomicBool>);
+/// Ends the threads of some work when its caller drops this guard.
+pub(crate) struct CancelOnDrop(pub(crate) Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {

@@ -12,7 +12,7 @@ use imagelet_core::{
 use tokio::time::Instant;
 
 use super::super::{
-    CancelOnDrop, Engine, blocking,
+    Engine, blocking,
     estimate::PullTarget,
     pull::{announce, check_layers},
     sharing::only_from,
@@ -25,7 +25,7 @@ use crate::{
         CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, Index, MANIFEST_BYTES_MAX, Manifest,
         ManifestDocument, Selected, corrupt, select, unacceptable,
     },
-    pipeline::LayerLimits,
+    pipeline::{CancelOnDrop, LayerLimits},
     registry::{ImageDocument, PullSession, Resolved},
     store::DocumentBytes,
 };

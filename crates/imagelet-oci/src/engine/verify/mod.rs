@@ -19,8 +19,11 @@ use imagelet_core::{
     ports::{BlobsCheck, Findings, ImageCheck, LayerCheck, LayerName, VerifyProgress, VerifyReport},
 };
 
-use super::{CancelOnDrop, Engine};
-use crate::store::{Store, StoredImage, Watch, storage_error};
+use super::Engine;
+use crate::{
+    pipeline::CancelOnDrop,
+    store::{Store, StoredImage, Watch, storage_error},
+};
 
 const CHECKS_MAX: usize = 2;
 const PROGRESS_STEP: u64 = 4 << 20;
