@@ -33,10 +33,7 @@ use crate::{
     },
     registry::{ReaderWait, challenges, read_token, registry_hosts_of},
     signature::{Identity, KeySource, PublicKeys, Requirement, SignaturePolicy, payload},
-    unpack::{
-        EntryRules, LayerMemory, Ownership, PlainInput, UnpackLimits, UnpackOptions, process_umask, unpack_layer,
-        xattrs_at,
-    },
+    unpack::{EntryRules, LayerMemory, Ownership, UnpackLimits, UnpackOptions, process_umask, unpack_layer, xattrs_at},
 };
 
 /// Small limits, which a short archive can reach.
@@ -287,7 +284,7 @@ pub struct UnpackForm<'a> {
 
 /// Unpacks an archive; `record` gets each path with its record in `files.list`.
 pub fn unpack(
-    archive: &mut dyn BufRead,
+    mut archive: &mut dyn BufRead,
     root: BorrowedFd<'_>,
     UnpackForm { as_root, is_small, folder }: UnpackForm<'_>,
     record: &mut dyn FnMut(&[u8], &[u8]),
@@ -310,7 +307,7 @@ pub fn unpack(
         record(path, &postcard::to_stdvec(&entry).map_err(io::Error::other)?);
         Ok(())
     };
-    let report = unpack_layer(&mut PlainInput(archive), root, &options, Some(&mut encoded))?;
+    let report = unpack_layer(&mut archive, root, &options, Some(&mut encoded))?;
     Ok(Unpacked {
         entries: report.entries,
         bytes: report.bytes,

@@ -41,7 +41,7 @@ pub(crate) use self::{
     budget::{LayerMemory, UnpackBudget},
     disk_usage::{BLOCK, DiskUsage},
     error::{UnpackError, UnpackErrorKind},
-    input::{LayerInput, PlainInput, ReusableFile},
+    input::{LayerInput, ReusableFile},
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
@@ -175,8 +175,10 @@ fn write_all(
 }
 
 /// Reads the headers of the next entry; the caller skips or reads its data. `None`: the end of the archive.
-pub(crate) fn read_head(input: &mut dyn BufRead, memory: &Arc<LayerMemory>) -> Result<Option<TarEntry>, UnpackError> {
-    let mut input = PlainInput(input);
+pub(crate) fn read_head(
+    mut input: &mut dyn BufRead,
+    memory: &Arc<LayerMemory>,
+) -> Result<Option<TarEntry>, UnpackError> {
     let claim = MemoryReservation::on(memory);
     let mut reader = Reader::new(&mut input, UnpackLimits::default(), EntryRules::Own, claim);
     reader.next().map_err(|fault| fault.at(&reader.place))

@@ -22,8 +22,8 @@ use std::{
 };
 
 use super::{
-    DiskUsage, EntryRules, FileManifest, LayerMemory, Ownership, PlainInput, UnpackError, UnpackErrorKind,
-    UnpackLimits, UnpackOptions, UnpackReport, unpack_layer,
+    DiskUsage, EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits,
+    UnpackOptions, UnpackReport, unpack_layer,
 };
 
 /// A layer directory beside files that must stay unchanged.
@@ -71,13 +71,13 @@ impl Site {
         self.unpack_from(&mut BufReader::with_capacity(1000, archive))
     }
 
-    fn unpack_from(&self, input: &mut dyn std::io::BufRead) -> Result<UnpackReport, UnpackError> {
+    fn unpack_from(&self, mut input: &mut dyn std::io::BufRead) -> Result<UnpackReport, UnpackError> {
         let before = snapshot(&self.home.path().join("host"));
         let root = File::open(self.layer()).unwrap();
         let mut ignored = |_: &[u8], _| Ok(());
         // As in a pull: what containerd gets has no list.
         let list = (self.options.rules == EntryRules::Own).then_some(&mut ignored as FileManifest<'_>);
-        let result = unpack_layer(&mut PlainInput(input), root.as_fd(), &self.options, list);
+        let result = unpack_layer(&mut input, root.as_fd(), &self.options, list);
         if let Ok(UnpackReport { allocated: Some(known), .. }) = &result {
             assert_eq!(*known, allocated(&self.layer(), &mut HashSet::new()), "blocks and inodes");
         }
