@@ -3,7 +3,6 @@
 use std::path::Path;
 
 use imagelet_core::{
-    durable::read_at_most,
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::Reference,
     ports::ArchivePlace,
@@ -110,7 +109,8 @@ type LoadedRule = (String, Vec<Loaded>);
 
 fn load(path: &Path, choose: impl FnOnce(&SignaturePolicy) -> Rule<'_>) -> Result<LoadedRule, RuntimeError> {
     let unusable = |why: String| refusal(format!("the signature policy `{}` cannot be used: {why}", path.display()));
-    let policy = read(path, POLICY_BYTES_MAX).and_then(|bytes| SignaturePolicy::parse(&bytes)).map_err(unusable)?;
+    let bytes = trusted_files::read(path, POLICY_BYTES_MAX).map_err(|error| unusable(error.to_string()))?;
+    let policy = SignaturePolicy::parse(&bytes).map_err(unusable)?;
     let rule = choose(&policy);
     let load = |requirement: &Requirement| match requirement {
         Requirement::Accept => None,
@@ -127,16 +127,11 @@ fn public_keys(sources: &[KeySource]) -> Result<PublicKeys, String> {
     let text = |source: &KeySource| match source {
         KeySource::Text(text) => Ok(text.clone()),
         KeySource::File(path) => {
-            read(path, KEY_BYTES_MAX).map_err(|why| format!("the key `{}`: {why}", path.display()))
+            let read = trusted_files::read(path, KEY_BYTES_MAX);
+            read.map(|bytes| bytes.to_vec()).map_err(|error| format!("the key `{}`: {error}", path.display()))
         }
     };
     PublicKeys::parse(&sources.iter().map(text).collect::<Result<Vec<_>, String>>()?)
-}
-
-/// Reads a file. Rejects a file that other users may change.
-fn read(path: &Path, limit: u64) -> Result<Vec<u8>, String> {
-    let read = trusted_files::open(path).and_then(|file| read_at_most(file, limit));
-    read.map_err(|error| error.to_string())
 }
 
 fn refusal(message: String) -> RuntimeError {
