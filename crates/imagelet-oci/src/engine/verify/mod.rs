@@ -41,11 +41,11 @@ impl Engine {
         let _lease = self.store.lease(&layers);
         let total = layers.iter().filter_map(|layer| self.store.layer(layer)).map(|layer| layer.disk_bytes).sum();
         let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));
-        let watch = Watch { cancelled: Arc::clone(&cancel.0), read: counter(total, progress) };
+        let watch = watch(total, progress, Arc::clone(&cancel.0));
         let checks = stream::iter(layers).map(|layer| self.check_layer(layer, &watch));
         let checked: BTreeMap<Digest, LayerCheck> = checks.buffer_unordered(CHECKS_MAX).try_collect().await?;
-        let (is_whole, watch) = (image.is_none(), watch.clone());
-        self.on_disk(move |store| report(store, targets, &checked, is_whole, &watch)).await
+        let (is_whole, watch) = (image.is_none(), Arc::clone(&watch));
+        self.on_disk(move |store| report(store, targets, &checked, is_whole, &*watch)).await
     }
 
     fn targets(&self, image: Option<&str>) -> Result<Vec<StoredImage>, RuntimeError> {
@@ -61,8 +61,8 @@ impl Engine {
         Ok(targets)
     }
 
-    async fn check_layer(&self, layer: Digest, watch: &Watch) -> Result<(Digest, LayerCheck), RuntimeError> {
-        let watch = watch.clone();
+    async fn check_layer(&self, layer: Digest, watch: &Arc<Watch>) -> Result<(Digest, LayerCheck), RuntimeError> {
+        let watch = Arc::clone(watch);
         self.on_disk(move |store| {
             let known = match (store.layer(&layer), store.marked(&layer)) {
                 (Some(_), _) => None,
@@ -71,7 +71,7 @@ impl Engine {
             };
             let check = match known {
                 Some(findings) => LayerCheck { findings, ..LayerCheck::default() },
-                None => store.check_layer(&layer, &watch).map_err(|error| stopped(&layer.to_string(), error))?,
+                None => store.check_layer(&layer, &*watch).map_err(|error| stopped(&layer.to_string(), error))?,
             };
             Ok((layer, check))
         })
@@ -132,14 +132,16 @@ fn stopped(what: &str, error: io::Error) -> RuntimeError {
     storage_error(format!("could not check `{what}`"), error)
 }
 
-fn counter(total: u64, progress: VerifyProgress) -> Arc<dyn Fn(u64) + Send + Sync> {
+/// Reports the progress of all checks.
+fn watch(total: u64, progress: VerifyProgress, cancelled: Arc<AtomicBool>) -> Arc<Watch> {
     let (read, reported) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {
         let now = read.fetch_add(more, Ordering::Relaxed) + more;
         let mut reported = locked(&reported);
-        if now >= *reported + PROGRESS_STEP || *reported == 0 {
+        if now > 0 && (now >= *reported + PROGRESS_STEP || *reported == 0) {
             *reported = now;
             progress(now, total.max(now));
         }
+        if cancelled.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
     })
 }

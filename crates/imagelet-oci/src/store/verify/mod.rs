@@ -10,10 +10,6 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
 };
 
 use imagelet_core::{
@@ -38,18 +34,8 @@ const BUFFER: usize = 128 << 10;
 const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
 const OTHER_RECORD: &str = "it is not the record that the store was opened with";
 
-#[derive(Clone)]
-pub(crate) struct Watch {
-    pub(crate) cancelled: Arc<AtomicBool>,
-    /// Called after each read, with the number of bytes.
-    pub(crate) read: Arc<dyn Fn(u64) + Send + Sync>,
-}
-
-impl Watch {
-    fn go_on(&self) -> io::Result<()> {
-        if self.cancelled.load(Ordering::Relaxed) { Err(io::ErrorKind::Interrupted.into()) } else { Ok(()) }
-    }
-}
+/// Called with the bytes of each read, and with zero between reads. Fails with `Interrupted` to cancel the check.
+pub(crate) type Watch = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
 /// Whether an error concerns the check itself: the check is cancelled, or the process lacks a resource.
 fn ends_check(error: &io::Error) -> bool {
@@ -81,7 +67,7 @@ impl Store {
         }
         let opened = open_cold(&folder.join(LIST)).and_then(|file| {
             check.bytes += file.metadata()?.len();
-            FileManifestReader::open(file, digest, || watch.go_on())
+            FileManifestReader::open(file, digest, || watch(0))
         });
         match opened {
             Ok(mut manifest) => tree::check(&folder.join(TREE), &mut manifest, watch, &mut check)?,
@@ -185,13 +171,12 @@ fn digest_of(mut file: File, algorithm: DigestAlgorithm, watch: &Watch) -> io::R
     let mut buffer = vec![0; BUFFER];
     let mut bytes = 0;
     loop {
-        watch.go_on()?;
         match file.read(&mut buffer) {
             Ok(0) => break,
             Ok(read) => {
                 hash.update(&buffer[..read]);
                 bytes += read as u64;
-                (watch.read)(read as u64);
+                watch(read as u64)?;
             }
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),

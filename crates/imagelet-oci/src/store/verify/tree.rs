@@ -67,7 +67,7 @@ struct TreeCheck<'a> {
 impl TreeCheck<'_> {
     /// Compares the entry `name`. Returns whether the entry is a directory to visit.
     fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
-        self.watch.go_on()?;
+        (self.watch)(0)?;
         self.check.files += 1;
         let listed = self.see(path);
         let stat = match rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW) {
@@ -202,19 +202,14 @@ impl TreeCheck<'_> {
             if read == 0 {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
-            self.note(read)?;
+            self.check.bytes += read as u64;
+            (self.watch)(read as u64)?;
             if !fine(&self.buffer[..read]) {
                 return Ok(false);
             }
             at += read as u64;
         }
         Ok(true)
-    }
-
-    fn note(&mut self, read: usize) -> io::Result<()> {
-        self.check.bytes += read as u64;
-        (self.watch.read)(read as u64);
-        self.watch.go_on()
     }
 
     fn report_unreadable(&mut self, path: &[u8], error: impl Into<io::Error>) -> io::Result<()> {
