@@ -6,6 +6,7 @@
 mod admission;
 mod confine;
 mod engine;
+mod event_pair;
 #[doc(hidden)]
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]

@@ -24,7 +24,7 @@ use tokio::{
 use super::{Engine, report_present};
 use crate::{
     confine::Confinement,
-    pipeline::{LayerJob, LayerPace, Place, WaitReport},
+    pipeline::{LayerJob, LayerPace, Place, report_wait},
     scarce,
     store::{SpareWanted, StagedLayer},
     tenant::Tenant,
@@ -222,9 +222,8 @@ impl<T> LayerSingleFlight<T> {
             }
             let may_wait = failed < FAILED_MAX;
             if let Some(holder) = slot.awaited(caller, may_wait) {
-                waits.get_or_insert_with(|| {
-                    WaitReport::begin((SharedThing::Layer, &caller.layer, &caller.progress), Some(holder))
-                });
+                let what = (SharedThing::Layer, &caller.layer, &caller.progress);
+                waits.get_or_insert_with(|| report_wait(what, Some(holder)));
                 let ended = slot.ended_since(seen);
                 failed += u32::from(timeout(CHECK_PERIOD, ended).await.is_ok());
                 seen = locked(&slot.state).ended;

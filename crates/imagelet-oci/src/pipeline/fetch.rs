@@ -13,7 +13,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
-    hold::{CHECK_PERIOD, PullWait, SharedThing},
+    hold::{CHECK_PERIOD, SharedThing},
     image::{ByteSize, DigestAlgorithm},
     ports::{LayerState, Progress, PullEvent},
 };
@@ -28,7 +28,7 @@ use twox_hash::xxhash3_128::Hasher;
 use super::{
     LayerJob, Place,
     frames::Frame,
-    pace::{Checks, RecheckReport},
+    pace::{Checks, report_recheck, report_wait},
 };
 use crate::{
     admission::WrittenBytes,
@@ -130,7 +130,7 @@ impl LayerAttempt<'_> {
         pace.network.pause(Instant::now());
         if let Some(kept) = on_disk {
             let copies = !kept.is_in_copy;
-            let _recheck = RecheckReport::begin(&blob.digest, self.progress);
+            let _recheck = report_recheck(&blob.digest, self.progress);
             let mut replayed = replay(kept);
             while let Some(bytes) = replayed.recv().await {
                 let bytes = bytes.map_err(|error| {
@@ -212,38 +212,26 @@ impl LayerAttempt<'_> {
         copies: bool,
         mut stream: Option<&mut RangedStream>,
     ) -> Option<bool> {
-        let mut waits = false;
-        let is_read = {
-            let mut taken = pin!(intake.pass(self.job, bytes, copies, self.progress));
-            loop {
-                tokio::select! {
-                    biased;
-                    is_read = &mut taken => break Some(is_read),
-                    () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
-                }
-                if self.memory.is_awaited() {
-                    if !std::mem::replace(&mut waits, true) {
-                        let holder = self.memory.budget.holder();
-                        self.report_wait(Some(PullWait { thing: SharedThing::Memory, holder }));
-                    }
-                    // A layer that waits for memory must free its slots of the host: layers with memory need them.
-                    if let Some(stream) = &mut stream {
-                        stream.pause();
-                    }
-                }
-                if self.gives_way(Instant::now()) {
-                    break None;
+        let mut waits = None;
+        let mut taken = pin!(intake.pass(self.job, bytes, copies, self.progress));
+        loop {
+            tokio::select! {
+                biased;
+                is_read = &mut taken => return Some(is_read),
+                () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
+            }
+            if self.memory.is_awaited() {
+                let what = (SharedThing::Memory, &self.job.descriptor.digest, self.progress);
+                waits.get_or_insert_with(|| report_wait(what, self.memory.budget.holder()));
+                // A layer that waits for memory must free its slots of the host: layers with memory need them.
+                if let Some(stream) = &mut stream {
+                    stream.pause();
                 }
             }
-        };
-        if waits {
-            self.report_wait(None);
+            if self.gives_way(Instant::now()) {
+                return None;
+            }
         }
-        is_read
-    }
-
-    fn report_wait(&self, wait: Option<PullWait>) {
-        (self.progress)(PullEvent::Waits { layer: self.job.descriptor.digest.clone(), wait });
     }
 
     /// Whether the layer gives up its memory or its place, because other layers wait for it.

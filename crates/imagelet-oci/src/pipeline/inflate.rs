@@ -11,11 +11,11 @@ use super::{
     buffer_pool::{BlockWriter, Expansion},
     frames::FrameReader,
     gzip::{GzipReader, UncompressedReader},
-    pace::RecheckReport,
     replay::replay,
     zstd_window::{ZstdReader, is_zstd},
 };
 use crate::{
+    event_pair::EventPair,
     store::{ResumedLayer, StreamFormat},
     unpack::LayerMemory,
 };
@@ -36,7 +36,7 @@ pub(crate) fn inflate(
     mut source: FrameReader,
     blocks: &mut BlockWriter,
     bounds: Bounds,
-    resumed: Option<(ResumedLayer, RecheckReport)>,
+    resumed: Option<(ResumedLayer, EventPair)>,
 ) -> (FrameReader, Result<bool, RuntimeError>) {
     let Bounds { mut expansion, memory, cancelled } = bounds;
     let moved = match resumed {
@@ -65,7 +65,7 @@ fn resume_stream(
     source: &mut FrameReader,
     blocks: &mut BlockWriter,
     expansion: &mut Expansion,
-    (mut resumed, report): (ResumedLayer, RecheckReport),
+    (mut resumed, report): (ResumedLayer, EventPair),
 ) -> io::Result<bool> {
     let Some(around) = replay(&mut resumed, blocks, expansion)? else { return Ok(false) };
     drop(report);

@@ -38,7 +38,7 @@ use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
     buffer_pool::Allowance,
-    pace::{LayerPace, WaitReport, reported},
+    pace::{LayerPace, report_wait, reported},
     pull_slots::{Place, PullSlots, SlotRequest},
 };
 use self::{
@@ -46,7 +46,7 @@ use self::{
     fetch::{Fetched, Intake, LayerAttempt, ResumeSource, copy_to},
     frames::FrameReader,
     inflate::Bounds,
-    pace::{Checks, RecheckReport},
+    pace::{Checks, report_recheck},
 };
 use crate::{
     admission::{WriteGate, WrittenBytes},
@@ -439,7 +439,7 @@ impl LayerAttempt<'_> {
         let confinement = job.terms.confinement.clone();
         let readable = previous.clone();
         let is_largest = job.terms.is_largest;
-        let recheck = || RecheckReport::begin(&job.descriptor.digest, self.progress);
+        let recheck = || report_recheck(&job.descriptor.digest, self.progress);
         let resumed = resumed.map(|resumed| (resumed, recheck()));
         let inflater = tokio::task::spawn_blocking(move || {
             let readable: Vec<_> = readable.iter().map(|folder| AllowedFolder::ReadOnly(folder.as_fd())).collect();

@@ -17,6 +17,8 @@ use imagelet_core::{
 };
 use tokio::time::{Instant, Interval, MissedTickBehavior, interval_at, timeout};
 
+use crate::event_pair::EventPair;
+
 #[derive(Debug)]
 pub(crate) struct LayerPace {
     /// The time since the layer got its place.
@@ -77,46 +79,23 @@ pub(crate) async fn reported<T>(
     if let Ok(output) = timeout(CHECK_PERIOD, &mut wait).await {
         return output;
     }
-    let _report = WaitReport::begin((thing, layer, progress), holder());
+    let _report = report_wait((thing, layer, progress), holder());
     wait.await
 }
 
-/// A reported wait. The drop reports its end.
-pub(crate) struct WaitReport {
-    layer: Digest,
-    progress: Progress,
+/// Reports a wait, and at the drop its end.
+pub(crate) fn report_wait(
+    (thing, layer, progress): (SharedThing, &Digest, &Progress),
+    holder: Option<String>,
+) -> EventPair {
+    let waits = |wait| PullEvent::Waits { layer: layer.clone(), wait };
+    EventPair::begin(Arc::clone(progress), waits(Some(PullWait { thing, holder })), waits(None))
 }
 
-impl WaitReport {
-    pub(crate) fn begin((thing, layer, progress): (SharedThing, &Digest, &Progress), holder: Option<String>) -> Self {
-        progress(PullEvent::Waits { layer: layer.clone(), wait: Some(PullWait { thing, holder }) });
-        Self { layer: layer.clone(), progress: Arc::clone(progress) }
-    }
-}
-
-impl Drop for WaitReport {
-    fn drop(&mut self) {
-        (self.progress)(PullEvent::Waits { layer: self.layer.clone(), wait: None });
-    }
-}
-
-/// A reported recheck of an earlier pull's content, during which no byte is received. The drop reports its end.
-pub(crate) struct RecheckReport {
-    layer: Digest,
-    progress: Progress,
-}
-
-impl RecheckReport {
-    pub(crate) fn begin(layer: &Digest, progress: &Progress) -> Self {
-        progress(PullEvent::Recheck { layer: layer.clone(), is_over: false });
-        Self { layer: layer.clone(), progress: Arc::clone(progress) }
-    }
-}
-
-impl Drop for RecheckReport {
-    fn drop(&mut self) {
-        (self.progress)(PullEvent::Recheck { layer: self.layer.clone(), is_over: true });
-    }
+/// Reports a recheck of an earlier pull's content, and at the drop its end. No byte is received meanwhile.
+pub(crate) fn report_recheck(layer: &Digest, progress: &Progress) -> EventPair {
+    let recheck = |is_over| PullEvent::Recheck { layer: layer.clone(), is_over };
+    EventPair::begin(Arc::clone(progress), recheck(false), recheck(true))
 }
 
 /// The times at which a layer checks whether other layers wait for its place or memory.

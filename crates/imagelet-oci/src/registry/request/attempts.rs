@@ -12,6 +12,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use imagelet_core::{error::RuntimeError, ports::PullEvent};
 use tokio::time::{Instant, sleep_until};
 
+use crate::event_pair::EventPair;
 use crate::registry::{
     connection::HeadWait,
     error::Failure,
@@ -31,7 +32,7 @@ struct Run<'a, T> {
     head: Arc<HeadWait>,
     attempt: BoxFuture<'a, Result<T, Failure>>,
     turn: Turn,
-    report: Option<HeadReport<'a>>,
+    report: Option<EventPair>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,25 +56,6 @@ enum Due {
 enum Event<'a, T> {
     Ended(Run<'a, T>, Result<T, Failure>),
     Due(usize, Due),
-}
-
-/// Reports the end of the wait when dropped.
-struct HeadReport<'a> {
-    session: &'a PullSession,
-    host: String,
-}
-
-impl<'a> HeadReport<'a> {
-    fn begin(session: &'a PullSession, host: String) -> Self {
-        session.report(PullEvent::Head { host: host.clone(), is_awaited: true });
-        Self { session, host }
-    }
-}
-
-impl Drop for HeadReport<'_> {
-    fn drop(&mut self) {
-        self.session.report(PullEvent::Head { host: std::mem::take(&mut self.host), is_awaited: false });
-    }
 }
 
 impl<'a, T: 'a> Run<'a, T> {
@@ -167,12 +149,19 @@ impl PullSession {
                 }
                 Event::Due(index, Due::Report) => {
                     let host = runs[index].head.awaited().map_or_else(String::new, |head| head.place);
-                    runs[index].report = Some(HeadReport::begin(self, host));
+                    runs[index].report = Some(self.report_head(&host));
                 }
                 Event::Due(index, Due::Share) => runs[index].turn = Turn::Shared,
                 Event::Due(index, Due::End) => self.end_turn(attempts, &mut runs, index, head_max),
             }
         }
+    }
+
+    /// Reports the wait for the head of a host, and at the drop its end.
+    fn report_head(&self, host: &str) -> EventPair {
+        let session = self.clone();
+        let head = |is_awaited| PullEvent::Head { host: host.to_owned(), is_awaited };
+        EventPair::begin(Arc::new(move |event| session.report(event)), head(true), head(false))
     }
 
     /// `None` while an attempt is in its own turn. While a head is late, a failed host is not asked again.
