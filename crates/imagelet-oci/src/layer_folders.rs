@@ -14,6 +14,9 @@ use rustix::{
     io::Errno,
 };
 
+/// The flags to open a directory, and to reject a symlink in its place.
+pub(crate) const DIRECTORY: OFlags =
+    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 /// The kernel's limit of an attribute value.
 const XATTR_SIZE_MAX: usize = 64 * 1024;
 /// The attributes that overlayfs writes on a directory start with this prefix. They must not be copied.
@@ -53,11 +56,11 @@ pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Opti
 /// Finds a folder of one layer without following symlinks. The flag: the layer hides lower layers, by a whiteout or a
 /// file on the path, or by an opaque directory above the folder. Such a directory hides no lower metadata.
 fn find(tree: &OwnedFd, path: &[u8]) -> io::Result<(Option<OwnedFd>, bool)> {
-    let mut here = openat(tree, ".", folder_flags(), Mode::empty())?;
+    let mut here = openat(tree, ".", DIRECTORY, Mode::empty())?;
     let mut is_alone = false;
     for component in path.split(|byte| *byte == b'/').filter(|component| !component.is_empty()) {
         is_alone |= is_opaque(&here)?;
-        here = match openat(&here, component, folder_flags(), Mode::empty()) {
+        here = match openat(&here, component, DIRECTORY, Mode::empty()) {
             Ok(folder) => folder,
             Err(Errno::NOENT) => return Ok((None, is_alone)),
             Err(Errno::NOTDIR | Errno::LOOP) => return Ok((None, true)),
@@ -105,10 +108,6 @@ pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
 }
 
 /// Opens a folder and rejects a symlink in its place.
-pub fn open_folder(path: &Path) -> io::Result<OwnedFd> {
-    Ok(rustix::fs::open(path, folder_flags(), Mode::empty())?)
-}
-
-fn folder_flags() -> OFlags {
-    OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC
+pub fn open_folder(path: &Path) -> Result<OwnedFd, Errno> {
+    rustix::fs::open(path, DIRECTORY, Mode::empty())
 }

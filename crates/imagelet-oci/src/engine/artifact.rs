@@ -13,14 +13,15 @@ use imagelet_core::{
 };
 use rustix::{
     fd::OwnedFd,
-    fs::{AtFlags, FileType, Mode},
+    fs::{AtFlags, FileType},
 };
 
 use super::Engine;
 use crate::{
+    layer_folders::open_folder,
     manifest::{BlobLayout, Manifest, printable, unacceptable},
     scarce::patiently,
-    store::{DIRECTORY, StagedLayer, could_not, walk},
+    store::{StagedLayer, could_not, walk},
     unpack::ARTIFACT_NAMES_MAX,
 };
 
@@ -76,7 +77,7 @@ fn refused(why: String) -> RuntimeError {
 }
 
 fn open(path: &std::path::Path) -> io::Result<OwnedFd> {
-    Ok(patiently(|| rustix::fs::open(path, DIRECTORY, Mode::empty()))?)
+    Ok(patiently(|| open_folder(path))?)
 }
 
 #[derive(Debug, PartialEq, Eq)]

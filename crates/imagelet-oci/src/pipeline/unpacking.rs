@@ -15,14 +15,12 @@ use imagelet_core::{
     failpoint,
     image::{Digest, counted},
 };
-use rustix::{
-    fd::BorrowedFd,
-    fs::{Mode, OFlags},
-};
+use rustix::fd::BorrowedFd;
 
 use super::{LayerJob, buffer_pool::BlockReader, lower_priority, unconfined};
 use crate::{
     confine::AllowedFolder,
+    layer_folders::open_folder,
     manifest::BlobLayout,
     store::{
         ContentProof, FileManifestWriter, LIST, LayerEnd, LayerRecord, PROOF, StagedLayer, Staging, TREE,
@@ -99,7 +97,7 @@ impl LayerJob {
         let open = || -> std::io::Result<_> {
             std::fs::create_dir(&tree)?;
             std::fs::set_permissions(&tree, std::fs::Permissions::from_mode(ROOT_MODE))?;
-            Ok(rustix::fs::open(&tree, OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?)
+            Ok(open_folder(&tree)?)
         };
         let root = open().map_err(|error| storage_error(format!("could not create `{}`", tree.display()), error))?;
         failpoint!("unpack.tree");

@@ -61,7 +61,7 @@ pub(crate) use self::{
     files::{
         durable::{SyncView, remove_tree, replace_file},
         lock::{LockWait, progress_of_owner},
-        walk::{DIRECTORY, walk},
+        walk::walk,
     },
     index::{
         StoredImage,

@@ -6,12 +6,11 @@ use std::{
 };
 
 use rustix::{
-    fs::{Dir, Mode, OFlags},
+    fs::{Dir, Mode},
     io::Errno,
 };
 
-pub(crate) const DIRECTORY: OFlags =
-    OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
+use crate::layer_folders::DIRECTORY;
 
 /// Calls `visit` for each entry below `root`, with its path, its directory and its name. `visit` returns whether to
 /// visit the entries below. For an unreadable directory, `visit` gets the error. An error of `visit` ends the walk.

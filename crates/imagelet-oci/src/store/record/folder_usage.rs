@@ -2,10 +2,11 @@
 
 use std::{collections::HashSet, io, path::Path};
 
-use rustix::fs::{AtFlags, FileType, Mode, Stat};
+use rustix::fs::{AtFlags, FileType, Stat};
 
 use crate::{
-    store::files::walk::{DIRECTORY, walk},
+    layer_folders::open_folder,
+    store::files::walk::walk,
     unpack::{BLOCK, DiskUsage},
 };
 
@@ -27,7 +28,7 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
 
 /// Measures a folder. `known`: an entry of the folder, and the disk usage of that entry and everything below it.
 pub(super) fn measure(folder: &Path, known: Option<(&str, DiskUsage)>) -> io::Result<DiskUsage> {
-    let root = rustix::fs::open(folder, DIRECTORY, Mode::empty())?;
+    let root = open_folder(folder)?;
     let (mut usage, mut linked) = (known.map_or_else(DiskUsage::default, |(_, usage)| usage), HashSet::new());
     let mut add = |stat: &Stat| {
         let is_directory = FileType::from_raw_mode(stat.st_mode) == FileType::Directory;

@@ -20,16 +20,14 @@ use std::{
 };
 
 use imagelet_core::{durable::replace_file_unsynced, error::RuntimeError, failpoint};
-use rustix::{
-    fd::OwnedFd,
-    fs::{Mode, OFlags},
-};
+use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
 use super::{
     journal::{Checkpoint, JournalReader, JournalSummary, JournalWriter, StreamFormat},
     partial_key::PartialKey,
 };
+use crate::layer_folders::open_folder;
 use crate::store::{
     LayerEnd, Resumption, Store, SyncView, TREE, could_not,
     files::durable::remove_tree,
@@ -206,8 +204,7 @@ fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Opt
     }
     failpoint!("partial.previous");
     let writer = JournalWriter::resume(&journal, attempt, last)?;
-    let flags = OFlags::DIRECTORY | OFlags::RDONLY | OFlags::CLOEXEC;
-    let previous = Arc::new(rustix::fs::open(&previous, flags, Mode::empty())?);
+    let previous = Arc::new(open_folder(&previous)?);
     let journal = JournalReader::new(File::open(&journal)?);
     Ok(Some((writer, ResumedLayer { journal, previous, checkpoint: last.0 })))
 }

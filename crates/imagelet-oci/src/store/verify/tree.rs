@@ -20,7 +20,8 @@ use super::{
     ends_check, forget_cached,
 };
 use crate::{
-    store::files::walk::{DIRECTORY, walk},
+    layer_folders::open_folder,
+    store::files::walk::walk,
     unpack::{FileEntry, FileEntryKind, Sum, xattrs_at, xattrs_of},
 };
 
@@ -34,7 +35,7 @@ pub(super) fn check(
     watch: &Watch,
     check: &mut LayerCheck,
 ) -> io::Result<()> {
-    let root = match rustix::fs::open(root, DIRECTORY, Mode::empty()) {
+    let root = match open_folder(root) {
         Ok(root) => root,
         Err(errno) => {
             check.findings.unreadable("fs", &errno.into());

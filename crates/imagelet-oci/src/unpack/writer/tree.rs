@@ -12,7 +12,7 @@ use std::{
 };
 
 use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, Stat},
+    fs::{AtFlags, Dir, FileType, Mode, Stat},
     io::Errno,
 };
 use tokio::sync::OwnedSemaphorePermit;
@@ -21,13 +21,13 @@ use super::{
     deferred_metadata::DeferredMetadata,
     whiteout::{Opacity, look},
 };
-use crate::scarce::patiently;
 use crate::unpack::{
     UnpackOptions,
     budget::MemoryReservation,
     error::{Fault, shown},
     name,
 };
+use crate::{layer_folders::DIRECTORY, scarce::patiently};
 
 /// Maximum directories that one layer keeps open. The total of all layers has a limit, too.
 const OPEN_MAX: usize = 32;
@@ -37,7 +37,6 @@ const REMOVE: &str = "remove the directory replaced by";
 const IMPLICIT_MODE: u32 = 0o755;
 /// Memory of the name of a directory that is still to be removed.
 const REMEMBERED_COST: usize = 48;
-const DIRECTORY: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 #[derive(Debug)]
 pub(crate) struct Directory {
