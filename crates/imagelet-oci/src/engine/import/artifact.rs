@@ -189,13 +189,12 @@ impl EngineImporter {
             return imported;
         }
         // After a success or at the stage `Recorded`, the runtime has the files.
-        let cleared = blocking(move || {
+        let cleared = tokio::task::spawn_blocking(move || {
             let files = described.files.into_iter().flat_map(|files| files.files);
             // A file that a parallel import uses stays for that import.
             files.filter_map(|file| Arc::into_inner(file.layer)).for_each(StagedLayer::taken);
-            Ok(())
         });
-        cleared.await.map_err(|error| ImportStage::Recorded.failed(error))?;
+        cleared.await.map_err(|error| ImportStage::Recorded.failed(error.into()))?;
         imported
     }
 
@@ -248,11 +247,7 @@ impl EngineImporter {
         }
         failpoint!("import.artifact-taken");
         drop(turn);
-        let cleared = blocking(move || {
-            tree.taken();
-            Ok(())
-        });
-        cleared.await.map_err(handover)?;
+        tokio::task::spawn_blocking(move || tree.taken()).await.map_err(|error| handover(error.into()))?;
         Ok(views)
     }
 }

@@ -314,11 +314,7 @@ impl Attempt<'_> {
         failpoint!("import.layer-taken");
         drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
-        let cleared = blocking(move || {
-            layer.taken();
-            Ok(())
-        });
-        cleared.await.map_err(handover)?;
+        tokio::task::spawn_blocking(move || layer.taken()).await.map_err(|error| handover(error.into()))?;
         Ok(vec![view])
     }
 
