@@ -4,7 +4,7 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -13,6 +13,7 @@ use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{Request, Response, StatusCode};
 use http_body_util::{BodyExt as _, StreamBody};
 use hyper::body::{Body as HttpBody, Frame};
+use imagelet_core::lock::locked;
 use kube::{Client, client::Body};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_stream::StreamExt as _;
@@ -77,7 +78,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
         request: Request<Body>,
     ) -> Result<Response<impl HttpBody<Data = Bytes, Error = BoxError> + use<C>>, BoxError> {
         let watched = is_watch(&request).then(|| request.uri().path().to_owned());
-        let last = watched.as_ref().and_then(|path| lock(&self.watches).get(path).copied());
+        let last = watched.as_ref().and_then(|path| locked(&self.watches).get(path).copied());
         if let Some(last) = last {
             sleep_until(last + WATCH_EVERY).await;
         }
@@ -86,19 +87,19 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
         let is_accepted = answer.as_ref().is_ok_and(|answer| answer.status() != StatusCode::UNAUTHORIZED);
         if !is_accepted {
             // The files may have newer credentials, and the connection may be broken.
-            *lock(&self.client) = None;
+            *locked(&self.client) = None;
         } else if let Some(path) = watched {
-            lock(&self.watches).insert(path, Instant::now());
+            locked(&self.watches).insert(path, Instant::now());
         }
         Ok(answer?.map(bounded))
     }
 
     async fn client(&self) -> Result<Client, BoxError> {
-        if let Some(client) = lock(&self.client).clone() {
+        if let Some(client) = locked(&self.client).clone() {
             return Ok(client);
         }
         let client = (self.connect)().await?;
-        Ok(lock(&self.client).insert(client).clone())
+        Ok(locked(&self.client).insert(client).clone())
     }
 }
 
@@ -146,8 +147,4 @@ fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
         if length > LINE_LENGTH_MAX { Err(ApiError::TooLarge.into()) } else { Ok(Frame::data(bytes)) }
     });
     StreamBody::new(frames)
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,12 +1,8 @@
 //! A cache of objects by name. Each object is read once for all readers and cached for a minute.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use imagelet_core::bounded_map::make_room;
+use imagelet_core::{bounded_map::make_room, lock::locked};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use tokio::{sync::Mutex, time::Instant};
 
@@ -61,7 +57,7 @@ impl<T> ObjectCache<T> {
         read: impl AsyncFnOnce() -> Result<T, ApiError>,
     ) -> ReadResult<T> {
         let cell = {
-            let (mut slots, now) = (self.0.lock().unwrap_or_else(PoisonError::into_inner), Instant::now());
+            let (mut slots, now) = (locked(&self.0), Instant::now());
             slots.retain(|_, slot| now.saturating_duration_since(slot.used_at) < IDLE_MAX);
             make_room(&mut slots, name, OBJECTS_MAX, |slot| slot.used_at);
             let slot = slots.entry(name.clone()).or_insert_with(|| Slot { used_at: now, cell: Arc::default() });

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
@@ -11,6 +11,7 @@ use imagelet_core::{
     error::{ErrorClass, Stage},
     events::Event,
     image::{ByteSize, Digest},
+    lock::locked,
     manager::EnsureRequest,
     ports::{LayerState, PullEvent, PullProgress, PullWatcher},
 };
@@ -52,7 +53,7 @@ impl FakeNode {
     /// Each pull takes this time.
     pub(crate) fn taking(takes: Duration) -> Self {
         let node = Self::default();
-        node.lock().takes = takes;
+        locked(&node.0).takes = takes;
         node
     }
 
@@ -60,61 +61,61 @@ impl FakeNode {
     pub(crate) fn fail(&self, image: &str, class: Option<ErrorClass>) {
         let failure = |class| FetchFailure { class, stage: Stage::Token, message: "denied".into() };
         match class {
-            Some(class) => self.lock().failing.insert(image.into(), failure(class)),
-            None => self.lock().failing.remove(image),
+            Some(class) => locked(&self.0).failing.insert(image.into(), failure(class)),
+            None => locked(&self.0).failing.remove(image),
         };
     }
 
     /// Pulls of this image receive so many bytes a second of so many, and continue where the last one was.
     pub(crate) fn send(&self, image: &str, rate: u64, size: u64) {
-        self.lock().layers.insert(image.into(), (rate, size));
+        locked(&self.0).layers.insert(image.into(), (rate, size));
     }
 
     /// Pulls wait for their turn, behind those of pods.
     pub(crate) fn queue(&self, is_queued: bool) {
-        self.lock().is_queued = is_queued;
+        locked(&self.0).is_queued = is_queued;
     }
 
     /// Removes an image, as a kubelet does.
     pub(crate) fn lose(&self, image: &str) {
-        self.lock().removed.insert(image.to_owned());
+        locked(&self.0).removed.insert(image.to_owned());
     }
 
     /// Whether a pass has listed the images.
     pub(crate) fn list(&self, is_listed: bool) {
-        self.lock().is_unlisted = !is_listed;
+        locked(&self.0).is_unlisted = !is_listed;
     }
 
     /// The bytes of an image that came over the network.
     pub(crate) fn received(&self, image: &str) -> u64 {
-        self.lock().received.get(image).copied().unwrap_or_default()
+        locked(&self.0).received.get(image).copied().unwrap_or_default()
     }
 
     /// The images whose pulls began, in order.
     pub(crate) fn begun(&self) -> Vec<String> {
-        self.lock().begun.clone()
+        locked(&self.0).begun.clone()
     }
 
     pub(crate) fn requests(&self) -> Vec<EnsureRequest> {
-        self.lock().requests.clone()
+        locked(&self.0).requests.clone()
     }
 
     /// The images that were asked for, in order.
     pub(crate) fn asked(&self) -> Vec<String> {
-        self.lock().requests.iter().map(|request| request.image().to_owned()).collect()
+        locked(&self.0).requests.iter().map(|request| request.image().to_owned()).collect()
     }
 
     pub(crate) fn present(&self) -> usize {
-        self.lock().present.len()
+        locked(&self.0).present.len()
     }
 
     pub(crate) fn pins(&self) -> Vec<String> {
-        self.lock().pins.iter().map(|pin| format!("{} by {}", pin.reference, pin.owner)).collect()
+        locked(&self.0).pins.iter().map(|pin| format!("{} by {}", pin.reference, pin.owner)).collect()
     }
 
     /// The events about the node, oldest first.
     pub(crate) fn events(&self) -> Vec<Event> {
-        self.lock().events.clone()
+        locked(&self.0).events.clone()
     }
 
     async fn receive(&self, image: &str, (rate, size): (u64, u64), watcher: &PullWatcher) {
@@ -126,28 +127,24 @@ impl FakeNode {
         let digest = Digest::of(image.as_bytes());
         progress(PullEvent::Resolved { manifest: digest.clone(), layers: vec![(digest.clone(), ByteSize(size))] });
         let mut of_attempt = 0;
-        while self.lock().received.get(image).copied().unwrap_or_default() < size {
+        while locked(&self.0).received.get(image).copied().unwrap_or_default() < size {
             tokio::time::sleep(Duration::from_secs(1)).await;
-            if self.lock().is_queued {
+            if locked(&self.0).is_queued {
                 continue;
             }
-            *self.lock().received.entry(image.to_owned()).or_default() += rate;
+            *locked(&self.0).received.entry(image.to_owned()).or_default() += rate;
             of_attempt += rate;
             let state = LayerState::Fetching { received: ByteSize(of_attempt) };
             progress(PullEvent::Layer { digest: digest.clone(), state });
         }
         progress(PullEvent::Layer { digest, state: LayerState::Done });
     }
-
-    fn lock(&self) -> MutexGuard<'_, NodeState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 #[async_trait]
 impl PrefetchNode for FakeNode {
     async fn presence(&self, _references: &BTreeSet<String>) -> ImagePresence {
-        let state = self.lock();
+        let state = locked(&self.0);
         if state.is_unlisted {
             return ImagePresence::default();
         }
@@ -156,7 +153,7 @@ impl PrefetchNode for FakeNode {
 
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure> {
         let (takes, layer) = {
-            let mut state = self.lock();
+            let mut state = locked(&self.0);
             state.begun.push(request.image().to_owned());
             (state.takes, state.layers.get(request.image()).copied())
         };
@@ -164,7 +161,7 @@ impl PrefetchNode for FakeNode {
             Some(layer) => self.receive(request.image(), layer, &watcher).await,
             None => tokio::time::sleep(takes).await,
         }
-        let mut state = self.lock();
+        let mut state = locked(&self.0);
         let image = request.image().to_owned();
         state.requests.push(request);
         if let Some(failure) = state.failing.get(&image) {
@@ -176,15 +173,15 @@ impl PrefetchNode for FakeNode {
     }
 
     fn conditions(&self) -> FetchConditions {
-        FetchConditions { is_queued: self.lock().is_queued, is_measured: true, ..FetchConditions::default() }
+        FetchConditions { is_queued: locked(&self.0).is_queued, is_measured: true, ..FetchConditions::default() }
     }
 
     async fn pin(&self, pins: &[SetPin]) -> Result<(), String> {
-        self.lock().pins = pins.to_vec();
+        locked(&self.0).pins = pins.to_vec();
         Ok(())
     }
 
     fn record(&self, event: Event) {
-        self.lock().events.push(event);
+        locked(&self.0).events.push(event);
     }
 }

@@ -8,7 +8,7 @@ use std::{
     convert::Infallible,
     net::SocketAddr,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
     time::Duration,
 };
 
@@ -17,6 +17,7 @@ use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full, channel::Channel, combinators::BoxBody};
 use hyper::{server::conn::http1, service::service_fn};
 use hyper_util::rt::TokioIo;
+use imagelet_core::lock::locked;
 use percent_encoding::percent_decode_str;
 use serde_json::{Value, json};
 use tokio::{
@@ -224,17 +225,17 @@ impl FakeApi {
 
     /// Adds a fault for the next request.
     pub fn plant(&self, fault: ApiFault) {
-        lock(&self.shared.faults).push_back(fault);
+        locked(&self.shared.faults).push_back(fault);
     }
 
     /// Sets a fault for every request. `None` removes the fault.
     pub fn plant_lasting(&self, fault: Option<ApiFault>) {
-        *lock(&self.shared.lasting) = fault;
+        *locked(&self.shared.lasting) = fault;
     }
 
     /// The requests so far, as `METHOD PATH?QUERY`.
     pub fn requests(&self) -> Vec<String> {
-        lock(&self.shared.requests).clone()
+        locked(&self.shared.requests).clone()
     }
 }
 
@@ -247,7 +248,7 @@ impl Drop for FakeApi {
 
 impl Shared {
     fn objects(&self) -> MutexGuard<'_, ObjectStore> {
-        lock(&self.objects)
+        locked(&self.objects)
     }
 
     async fn answer<B>(self: &Arc<Self>, request: Request<B>) -> Answer
@@ -258,8 +259,8 @@ impl Shared {
         let (head, body) = request.into_parts();
         let (path, query) = (head.uri.path().to_owned(), query(head.uri.query().unwrap_or_default()));
         let place = head.uri.path_and_query().map_or("/", http::uri::PathAndQuery::as_str);
-        lock(&self.requests).push(format!("{} {place}", head.method));
-        let fault = lock(&self.faults).pop_front().or_else(|| lock(&self.lasting).clone());
+        locked(&self.requests).push(format!("{} {place}", head.method));
+        let fault = locked(&self.faults).pop_front().or_else(|| locked(&self.lasting).clone());
         match fault {
             Some(ApiFault::Status(code, message)) => return document(failure(code, "", &message)),
             Some(ApiFault::Text(text)) => return text_answer(StatusCode::OK, text),
@@ -442,8 +443,4 @@ fn tls() -> (TlsAcceptor, String) {
         .with_single_cert(vec![made.cert.der().clone()], key.into())
         .expect("key and certificate belong together");
     (TlsAcceptor::from(Arc::new(config)), made.cert.pem())
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

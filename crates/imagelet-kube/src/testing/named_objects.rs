@@ -1,11 +1,9 @@
 //! The secrets and service accounts of the fake API server, which clients read by name, and the issued tokens.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::BTreeMap, sync::Mutex};
 
 use http::Method;
+use imagelet_core::lock::locked;
 use serde_json::{Value, json};
 
 /// Objects by `KIND/NAMESPACE/NAME`.
@@ -22,7 +20,7 @@ impl NamedObjects {
     pub(super) fn put(&self, kind: &str, mut object: Value) {
         let text = |field: &str| object["metadata"][field].as_str().expect("the object has a name").to_owned();
         let (namespace, name) = (text("namespace"), text("name"));
-        let mut objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut objects = locked(&self.objects);
         let key = format!("{kind}/{namespace}/{name}");
         let before = objects.get(&key).and_then(|old| old["metadata"]["resourceVersion"].as_str()?.parse::<u64>().ok());
         object["metadata"]["resourceVersion"] = (before.unwrap_or(100) + 1).to_string().into();
@@ -33,7 +31,7 @@ impl NamedObjects {
     }
 
     pub(super) fn tokens(&self) -> Vec<Value> {
-        self.tokens.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.tokens).clone()
     }
 
     /// The HTTP status and the answer. `None`: the request is for other objects, or the object is absent.
@@ -51,20 +49,20 @@ impl NamedObjects {
         else {
             return None;
         };
-        let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = locked(&self.objects);
         let found = objects.get(&format!("{kind}/{namespace}/{name}")).cloned();
         found.map(|object| (200, object))
     }
 
     pub(super) fn events(&self) -> Vec<Value> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.events).clone()
     }
 
     /// Creates an event, or replaces the series of an event.
     fn record(&self, method: &Method, name: Option<&str>, body: &[u8]) -> (u16, Value) {
         let refused = |code: u16| (code, json!({"kind": "Status", "code": code, "message": "events"}));
         let Ok(object) = serde_json::from_slice::<Value>(body) else { return refused(400) };
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut events = locked(&self.events);
         let mut known = events.iter_mut();
         match (method, name) {
             (&Method::POST, None) if known.any(|it| it["metadata"]["name"] == object["metadata"]["name"]) => {
@@ -91,14 +89,14 @@ impl NamedObjects {
         let Ok(mut request) = serde_json::from_slice::<Value>(body) else {
             return refused(400, "the body is not JSON");
         };
-        let objects = self.objects.lock().unwrap_or_else(PoisonError::into_inner);
+        let objects = locked(&self.objects);
         let Some(account) = objects.get(&format!("serviceaccounts/{namespace}/{name}")) else {
             return refused(404, "serviceaccounts not found");
         };
         if request["metadata"]["uid"] != account["metadata"]["uid"] {
             return refused(409, "the UID in the token request does not match the UID of the service account");
         }
-        let mut tokens = self.tokens.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut tokens = locked(&self.tokens);
         tokens.push(request.clone());
         let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(20);
         request["spec"]["expirationSeconds"] = 1200.into();

@@ -1,11 +1,14 @@
 //! The health of a watch: whether its objects are known, and the time of the last contact. For probes and metrics.
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::SystemTime,
 };
 
-use imagelet_core::metrics::{Family, MetricKind, Metrics, families};
+use imagelet_core::{
+    lock::locked,
+    metrics::{Family, MetricKind, Metrics, families},
+};
 use tokio::time::Instant;
 
 use crate::client::Answer;
@@ -61,12 +64,12 @@ impl WatchHealth {
     }
 
     pub fn report(&self) -> WatchReport {
-        self.lock().clone()
+        locked(&self.report).clone()
     }
 
     /// Records the progress of a request. Returns the failure that has now ended.
     pub(super) fn observe(&self, answer: Answer) -> Option<String> {
-        let mut report = self.lock();
+        let mut report = locked(&self.report);
         match answer {
             Answer::Watching => {
                 report.in_sync = true;
@@ -84,11 +87,11 @@ impl WatchHealth {
     }
 
     pub(super) fn listed(&self) {
-        self.lock().is_listed = true;
+        locked(&self.report).is_listed = true;
     }
 
     pub(crate) fn counted(&self, pods: usize, waiting: usize) {
-        let mut report = self.lock();
+        let mut report = locked(&self.report);
         (report.pods, report.waiting) = (pods, waiting);
         self.set(&PODS, pods as f64);
         self.set(&WAITING, waiting as f64);
@@ -99,7 +102,7 @@ impl WatchHealth {
         if let Some(metrics) = &self.metrics {
             metrics.increment(&RESTARTS, &[if is_expired { "expired" } else { "failed" }]);
         }
-        let mut report = self.lock();
+        let mut report = locked(&self.report);
         report.restarts += 1;
         if is_expired {
             return false;
@@ -108,9 +111,5 @@ impl WatchHealth {
         self.set(&SYNCED, 0.0);
         let before = report.failure.replace(failure);
         before != report.failure
-    }
-
-    fn lock(&self) -> MutexGuard<'_, WatchReport> {
-        self.report.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

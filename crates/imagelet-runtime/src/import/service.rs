@@ -4,7 +4,7 @@ use std::{
     collections::VecDeque,
     fmt,
     path::Path,
-    sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
+    sync::{Arc, Mutex, Weak},
     time::{Duration, SystemTime},
 };
 
@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageId, ImageSpec, Reference, shown_name},
+    lock::locked,
     metrics::Metrics,
     ports::{
         ForwardReason, Freed, ImageDetails, ImageFilesystems, ImageService, Listing, PULLS, Progress, PullEvent,
@@ -170,7 +171,7 @@ impl ImportingImages {
 
     /// The newest route is last.
     pub fn recent_routes(&self) -> Vec<RouteTaken> {
-        self.shared().routes.iter().cloned().collect()
+        locked(&self.shared).routes.iter().cloned().collect()
     }
 
     /// Cancels the running imports. Returns after the runtime has released their resources.
@@ -183,7 +184,7 @@ impl ImportingImages {
     async fn survey(&self, age_max: Duration) -> Result<RuntimeInfo, ForwardReason> {
         let incarnation = self.site.incarnation();
         let known = |age_max| {
-            let shared = self.shared();
+            let shared = locked(&self.shared);
             let survey = shared.survey.as_ref()?;
             survey.younger_than(age_max, incarnation.as_deref(), Instant::now()).cloned()
         };
@@ -194,7 +195,7 @@ impl ImportingImages {
         let failed = match timeout(SURVEY_MAX, self.site.survey()).await {
             Ok(Ok(runtime)) => {
                 let survey = Survey { runtime: runtime.clone(), incarnation, at: Instant::now() };
-                self.shared().survey = Some(survey);
+                locked(&self.shared).survey = Some(survey);
                 return Ok(runtime);
             }
             Ok(Err(error)) if error.kind() == RuntimeErrorKind::Unsupported => {
@@ -212,7 +213,7 @@ impl ImportingImages {
 
     /// Drops the survey, because another runtime may run after the outage.
     fn forget_runtime(&self) {
-        let mut shared = self.shared();
+        let mut shared = locked(&self.shared);
         (shared.survey, shared.opened) = (None, None);
     }
 
@@ -222,7 +223,8 @@ impl ImportingImages {
         request: Option<&PullRequest>,
     ) -> Result<(), ForwardReason> {
         let registry = request.and_then(registry_of);
-        let is_preferred = registry.is_some_and(|name| self.shared().preferred.is_preferred(&name, Instant::now()));
+        let is_preferred =
+            registry.is_some_and(|name| locked(&self.shared).preferred.is_preferred(&name, Instant::now()));
         self.open(import_target(self.mode, runtime, request, is_preferred)?).await
     }
 
@@ -234,16 +236,16 @@ impl ImportingImages {
             registries: runtime.configuration.registries.clone(),
         };
         let _opening = self.opening.lock().await;
-        if self.shared().opened.as_ref() == Some(&key) {
+        if locked(&self.shared).opened.as_ref() == Some(&key) {
             return Ok(());
         }
-        self.shared().opened = None;
+        locked(&self.shared).opened = None;
         let opened = timeout(OPEN_MAX, self.site.open(runtime)).await;
         opened.unwrap_or_else(|_| {
             let socket = self.site.socket().display();
             Err(ForwardReason::ApiAway(format!("it did not open at `{socket}` within {} s", OPEN_MAX.as_secs())))
         })?;
-        self.shared().opened = Some(key);
+        locked(&self.shared).opened = Some(key);
         Ok(())
     }
 
@@ -300,7 +302,7 @@ impl ImportingImages {
         } else if pulled.is_ok()
             && let Some(registry) = registry_of(pull.request).filter(|_| remember)
         {
-            self.shared().preferred.prefer(&registry, Instant::now());
+            locked(&self.shared).preferred.prefer(&registry, Instant::now());
         }
         self.note(pull, route, pulled.as_ref().err());
         pulled
@@ -319,7 +321,7 @@ impl ImportingImages {
     async fn withdraw(&self, request: &PullRequest, reason: &ForwardReason) -> RuntimeError {
         let image = shown_name(&request.image.image);
         if let Some(registry) = registry_of(request) {
-            self.shared().preferred.forget(&registry);
+            locked(&self.shared).preferred.forget(&registry);
         }
         if let Err(error) = self.inner.remove(&request.image).await {
             tracing::warn!(%image, error = error.chain(), "could not remove an artifact without its files");
@@ -338,15 +340,11 @@ impl ImportingImages {
         let failure = failure.map(RuntimeError::chain);
         let ended = if failure.is_some() { format!("failed: {}", route.of_failed()) } else { route.to_string() };
         tracing::info!(image, route = code, reason, took_ms, failure, "{ended}");
-        let mut shared = self.shared();
+        let mut shared = locked(&self.shared);
         if shared.routes.len() == ROUTES_MAX {
             shared.routes.pop_front();
         }
         shared.routes.push_back(RouteTaken { at: SystemTime::now(), image, route, took, failure });
-    }
-
-    fn shared(&self) -> MutexGuard<'_, Shared> {
-        self.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -4,7 +4,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{ImageId, Reference},
+    lock::locked,
     ports::{ForwardReason, Freed, ImageService, MakeRoom, Progress, PullRequest, RegistryHost},
 };
 use imagelet_oci::{Access, Engine, EngineConfig, EngineImporter, ImportError, ImportStage, StorePlace};
@@ -51,7 +52,7 @@ impl RuntimeSite {
     /// Opens the engine that stages layers. The engine is reused until staging or registry settings change.
     async fn open_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, ForwardReason> {
         {
-            let mut opened = self.lock();
+            let mut opened = locked(&self.opened);
             match &opened.engine {
                 Some((before, engine)) if *before == config => return Ok(Arc::clone(engine)),
                 // The engine releases the folder after its running imports have ended.
@@ -62,16 +63,12 @@ impl RuntimeSite {
         if let Some(room) = self.room.get() {
             engine.ask_for_room(Arc::clone(room));
         }
-        self.lock().engine = Some((config, Arc::clone(&engine)));
+        locked(&self.opened).engine = Some((config, Arc::clone(&engine)));
         Ok(engine)
     }
 
     fn importer(&self) -> Option<Arc<EngineImporter>> {
-        self.lock().importer.clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Opened> {
-        self.opened.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.opened).importer.clone()
     }
 }
 
@@ -123,7 +120,7 @@ impl ImportSite for RuntimeSite {
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");
         }
-        let mut opened = self.lock();
+        let mut opened = locked(&self.opened);
         opened.importer = Some(engine.importer(Arc::new(containerd.clone())));
         opened.containerd = Some(containerd);
         Ok(())
@@ -149,7 +146,7 @@ impl ImportSite for RuntimeSite {
     }
 
     async fn close(&self) {
-        let containerd = self.lock().containerd.clone();
+        let containerd = locked(&self.opened).containerd.clone();
         if let Some(containerd) = containerd {
             containerd.released().await;
         }

@@ -1,9 +1,10 @@
 //! The bytes of a running pull and their rate.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use imagelet_core::{
     hold::HoldMeter,
+    lock::locked,
     ports::{PullProgress, PullRoute, PullWatcher},
 };
 use tokio::time::Instant;
@@ -45,11 +46,11 @@ impl PullBytes {
     }
 
     pub(super) fn is_measured(&self) -> Option<bool> {
-        self.lock().is_measured
+        locked(&self.0.bytes).is_measured
     }
 
     pub(super) fn sum(&self) -> Option<(u64, u64)> {
-        self.lock().sum
+        locked(&self.0.bytes).sum
     }
 
     pub(super) fn watcher(&self) -> PullWatcher {
@@ -58,7 +59,7 @@ impl PullBytes {
     }
 
     fn take(&self, progress: &PullProgress) {
-        let mut known = self.lock();
+        let mut known = locked(&self.0.bytes);
         self.0.meter.add(progress.traffic.received.saturating_sub(known.received));
         let (received, missing) = progress.bytes();
         let all = progress.layers.iter().map(|layer| layer.size.0).fold(0, u64::saturating_add);
@@ -70,10 +71,6 @@ impl PullBytes {
                 None => progress.times.resolved.is_some().then_some(true),
             },
         };
-    }
-
-    fn lock(&self) -> MutexGuard<'_, KnownBytes> {
-        self.0.bytes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -3,9 +3,10 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard},
 };
 
+use imagelet_core::lock::locked;
 use kube::{
     Client,
     runtime::watcher::{self, Event},
@@ -148,7 +149,7 @@ impl SharedSets {
     pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
         let follow = async |name, scope, place: usize| {
             let take = |event| {
-                if self.lock()[place].take(event, scope) {
+                if locked(&self.0)[place].take(event, scope) {
                     changed.notify_one();
                 }
             };
@@ -163,11 +164,7 @@ impl SharedSets {
 
     /// The sets of both kinds. `None`: a kind is not listed yet.
     pub(crate) fn listed(&self) -> Option<MutexGuard<'_, [KnownSets; 2]>> {
-        Some(self.lock()).filter(|sets| sets.iter().all(|sets| sets.is_listed))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, [KnownSets; 2]> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        Some(locked(&self.0)).filter(|sets| sets.iter().all(|sets| sets.is_listed))
     }
 }
 

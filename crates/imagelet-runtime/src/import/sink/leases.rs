@@ -3,13 +3,13 @@
 use std::{
     collections::BTreeSet,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use imagelet_core::{error::RuntimeError, ports::ImageService};
+use imagelet_core::{error::RuntimeError, lock::locked, ports::ImageService};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
 use crate::{
@@ -53,7 +53,7 @@ impl ContainerdParts {
     pub(crate) async fn release_stale(&self) -> Result<usize, RuntimeError> {
         let leases = self.client.leases().await?;
         let own = leases.into_iter().filter_map(|lease| LeaseId::own(&lease.id));
-        let stale: Vec<LeaseId> = own.filter(|lease| !running().contains(lease)).collect();
+        let stale: Vec<LeaseId> = own.filter(|lease| !locked(&RUNNING).contains(lease)).collect();
         for lease in &stale {
             self.client.delete_lease(lease, true).await?;
         }
@@ -73,7 +73,7 @@ impl ContainerdParts {
         if may_stay {
             self.has_stale.store(true, Ordering::Release);
         }
-        running().remove(lease);
+        locked(&RUNNING).remove(lease);
         self.imports.send_modify(|imports| *imports -= 1);
     }
 }
@@ -92,7 +92,7 @@ impl ImportLease {
     /// Registers the id before the lease is created, so that the removal of stale leases skips the lease.
     pub(crate) fn new(containerd: Arc<ContainerdParts>) -> Self {
         let id = LeaseId::unique();
-        running().insert(id.clone());
+        locked(&RUNNING).insert(id.clone());
         containerd.imports.send_modify(|imports| *imports += 1);
         Self { id, containerd, is_made: AtomicBool::new(false), has_ended: AtomicBool::new(false) }
     }
@@ -130,8 +130,4 @@ impl Drop for ImportLease {
     fn drop(&mut self) {
         drop(self.begin_end(true));
     }
-}
-
-fn running() -> MutexGuard<'static, BTreeSet<LeaseId>> {
-    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,12 @@
 //! One running import: layers become snapshots from the base up, then documents and image records name them.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     image::ImageId,
+    lock::locked,
 };
 use imagelet_oci::{ImportError, ImportStage, ImportedImage, LayerImport, StagedTree, Taken};
 use tokio::task::JoinHandle;
@@ -46,7 +47,7 @@ impl LayerImport for ContainerdImport {
     }
 
     async fn finish(&self) -> Result<ImageId, ImportError> {
-        let documents = self.documents.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let documents = locked(&self.documents).take();
         let broke_off = |error| Err(RuntimeError::defect("the write of documents broke off").caused_by(error));
         let written = match documents {
             Some(documents) => documents.await.unwrap_or_else(broke_off),
