@@ -133,8 +133,10 @@ mod tests {
             let api = FakeApi::start(FakeApiOptions { token: Some("a-token".into()), tls: true }).await;
             let folder = tempfile::tempdir().unwrap();
             let tokens = Arc::new(ClusterTokens::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path())).client()));
-            let metadata = json!({"namespace": "shop", "name": "builder", "annotations": {"team": "shop"}});
-            api.put_named("serviceaccounts", json!({"metadata": metadata}));
+            let metadata = json!({
+                "namespace": "shop", "name": "builder", "uid": "uid-builder", "annotations": {"team": "shop"},
+            });
+            api.put("/api/v1/serviceaccounts", json!({"metadata": metadata}));
             Self { api, tokens, _folder: folder }
         }
     }

@@ -66,8 +66,8 @@ impl TestNode {
     /// Creates a pull secret for a user of the registry.
     fn secret(&self, name: &str, user: &str) {
         let document = json!({"auths": {"reg.test": {"username": user, "password": "word"}}});
-        self.api.put_named(
-            "secrets",
+        self.api.put(
+            "/api/v1/secrets",
             json!({
                 "metadata": {"namespace": "shop", "name": name},
                 "type": "kubernetes.io/dockerconfigjson",
@@ -185,7 +185,7 @@ async fn a_pod_that_names_no_secrets_has_those_of_its_service_account() {
     let account = json!({
         "metadata": {"namespace": "shop", "name": "builder"}, "imagePullSecrets": [{"name": "ada"}],
     });
-    node.api.put_named("serviceaccounts", account);
+    node.api.put("/api/v1/serviceaccounts", account);
     let wanted = |secrets: &Value| {
         json!({
             "containers": containers(&["reg.test/ada:v1"]),

@@ -32,7 +32,6 @@ use tokio_rustls::{
 };
 
 use super::{
-    named_objects::NamedObjects,
     object_store::{ObjectStore, kind_of},
     requests::{self, ObjectPath, failure},
 };
@@ -76,7 +75,8 @@ pub struct FakeApi {
 struct Shared {
     options: FakeApiOptions,
     objects: Mutex<ObjectStore>,
-    named: NamedObjects,
+    /// The granted requests for tokens.
+    tokens: Mutex<Vec<Value>>,
     faults: Mutex<VecDeque<ApiFault>>,
     /// The fault of every request while `faults` is empty.
     lasting: Mutex<Option<ApiFault>>,
@@ -99,7 +99,7 @@ impl FakeApi {
         let shared = Arc::new(Shared {
             options,
             objects: Mutex::new(ObjectStore::new(100)),
-            named: NamedObjects::default(),
+            tokens: Mutex::default(),
             faults: Mutex::default(),
             lasting: Mutex::default(),
             requests: Mutex::default(),
@@ -166,18 +166,13 @@ impl FakeApi {
         self.shared.objects().set(collection, &key, Some(object));
     }
 
-    /// Creates or replaces an object that clients read by name. `kind` is its plural: `secrets`, `serviceaccounts`.
-    pub fn put_named(&self, kind: &str, object: Value) {
-        self.shared.named.put(kind, object);
-    }
-
     /// The granted requests for tokens.
     pub fn token_requests(&self) -> Vec<Value> {
-        self.shared.named.tokens()
+        locked(&self.shared.tokens).clone()
     }
 
     pub fn events(&self) -> Vec<Value> {
-        self.shared.named.events()
+        self.objects("/apis/events.k8s.io/v1/events")
     }
 
     pub fn object(&self, collection: &str, namespace: &str, name: &str) -> Option<Value> {
@@ -280,8 +275,11 @@ impl Shared {
         let body = body.map(http_body_util::Collected::to_bytes).unwrap_or_default();
         let path = percent_decode_str(&path).decode_utf8_lossy();
         let parts: Vec<&str> = path.trim_matches('/').split('/').collect();
-        if let Some((code, object)) = self.named.answer(&head.method, &parts, &body) {
-            return document((StatusCode::from_u16(code).unwrap_or_default(), object));
+        if let (&Method::POST, ["api", "v1", "namespaces", namespace, "serviceaccounts", name, "token"]) =
+            (&head.method, &parts[..])
+        {
+            let account = self.objects().get("/api/v1/serviceaccounts", &((*namespace).to_owned(), (*name).to_owned()));
+            return document(requests::issue_token(account.as_deref(), &mut locked(&self.tokens), &body));
         }
         let path = ObjectPath::parse(&path).filter(|path| self.objects().has(&path.collection));
         let Some(path) = path else {

@@ -1,7 +1,6 @@
 //! Test equipment: an API server in this process, as far as agents and the controller need one.
 
 mod fake_api;
-mod named_objects;
 mod object_store;
 mod requests;
 

@@ -68,7 +68,8 @@ impl ObjectStore {
     /// Whether the server has this collection: `/api/v1/pods`, `/apis/GROUP/VERSION/RESOURCE`.
     pub(super) fn has(&self, collection: &str) -> bool {
         let group = collection.rsplit_once('/').map_or("", |(group, _)| group);
-        matches!(group, "/api/v1" | "/apis/coordination.k8s.io/v1") || self.installed.contains(group)
+        matches!(group, "/api/v1" | "/apis/coordination.k8s.io/v1" | "/apis/events.k8s.io/v1")
+            || self.installed.contains(group)
     }
 
     pub(super) fn log(&mut self, collection: &str) -> &mut ObjectLog {

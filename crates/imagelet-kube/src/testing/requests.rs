@@ -117,6 +117,25 @@ pub(super) fn answer(
     }
 }
 
+/// Issues a token of a service account. The token is valid for 20 minutes.
+pub(super) fn issue_token(account: Option<&Value>, granted: &mut Vec<Value>, body: &[u8]) -> Document {
+    let Ok(mut request) = serde_json::from_slice::<Value>(body) else {
+        return failure(400, "BadRequest", "the body is not JSON");
+    };
+    let Some(account) = account else { return failure(404, "NotFound", "serviceaccounts not found") };
+    let metadata = &account["metadata"];
+    if request["metadata"]["uid"] != metadata["uid"] {
+        let why = "the UID in the token request does not match the UID of the service account";
+        return failure(409, "Conflict", why);
+    }
+    granted.push(request.clone());
+    let expires = jiff::Timestamp::now() + jiff::SignedDuration::from_mins(20);
+    request["spec"]["expirationSeconds"] = 1200.into();
+    let token = format!("token-{}-of-{}", granted.len(), metadata["name"].as_str().unwrap_or_default());
+    request["status"] = json!({"token": token, "expirationTimestamp": expires.to_string()});
+    (StatusCode::CREATED, request)
+}
+
 fn create(store: &mut ObjectStore, path: &ObjectPath, object: Value) -> Document {
     let name = object["metadata"]["name"].as_str().unwrap_or_default().to_owned();
     let key = (path.namespace.clone(), name.clone());

@@ -62,7 +62,7 @@ fn all_images_of_a_bound_pod_are_present_before_a_kubelet_requests_them_by_the_s
     let model = registry.push("model:v1", &artifact(&[("weights", b"w")]));
     let (folder, port) = (scratch(), Port::choose());
     let api = Api::start_with_token();
-    api.fake.put_named("secrets", secret(&registry));
+    api.fake.put("/api/v1/secrets", secret(&registry));
     let daemon = api.daemon_with(folder.path(), &port, "kubernetes: {lookAheadMax: 4}\n");
 
     // Without the secret the registry refuses; the image of another pod's secret does not open for this one.
@@ -116,7 +116,7 @@ fn without_a_number_of_images_nothing_is_fetched_ahead_and_no_secret_is_read() {
     let app = registry.push("app:v1", &Image::marked("app", 1000));
     let (folder, port) = (scratch(), Port::choose());
     let api = Api::start_with_token();
-    api.fake.put_named("secrets", secret(&registry));
+    api.fake.put("/api/v1/secrets", secret(&registry));
     let daemon = api.daemon_with(folder.path(), &port, "");
     let spec = json!({"containers": [{"name": "main", "image": app}], "imagePullSecrets": [{"name": "registry"}]});
     api.fake.apply(pod("web", &spec));
@@ -163,7 +163,7 @@ fn a_credential_provider_gets_a_token_of_the_service_account_of_the_pod() {
     let app = registry.push("app:v1", &Image::marked("app", 1000));
     let (folder, port) = (scratch(), Port::choose());
     let api = Api::start_with_token();
-    api.fake.put_named("serviceaccounts", json!({"metadata": {"namespace": "shop", "name": "builder"}}));
+    api.fake.put("/api/v1/serviceaccounts", json!({"metadata": {"namespace": "shop", "name": "builder"}}));
     let answer = json!({
         "kind": "CredentialProviderResponse", "apiVersion": PROVIDER_API, "cacheKeyType": "Registry",
         "auth": {registry.address(): {"username": USER, "password": PASSWORD}}
