@@ -257,8 +257,7 @@ async fn a_pod_is_seen(
     let container = pods.run_container(sandbox, image.as_str(), &["/bin/busybox", "sleep", "3600"]).await.unwrap();
 
     let runtime = RemoteContainerService::connect(endpoint, PATIENCE).await.unwrap();
-    let version = runtime.version().await.unwrap();
-    assert_eq!((version.name.as_str(), version.api.as_str()), ("containerd", "v1"));
+    assert_eq!(runtime.version().await.unwrap().name, "containerd");
     let sandboxes = runtime.sandboxes().await.unwrap();
     assert_eq!((sandboxes[0].name.as_str(), sandboxes[0].uid.as_str(), sandboxes[0].ready), ("web", "uid-web", true));
     let seen = runtime.containers().await.unwrap();

@@ -265,10 +265,11 @@ async fn a_store_without_a_runtime_says_so_to_whoever_asks_for_one() {
     let socket = Socket::of(&fake()).await;
     let service = RemoteContainerService::connect(&socket.endpoint(), PATIENCE).await.unwrap();
     let version = service.version().await.unwrap();
-    assert_eq!((version.name.as_str(), version.version.as_str(), version.api.as_str()), ("imagelet", "1.2.3", "v1"));
+    assert_eq!((version.name.as_str(), version.version.as_str()), ("imagelet", "1.2.3"));
     let mut client = RuntimeServiceClient::new(socket.channel().await);
     let asked = v1::VersionRequest { version: "0.1.0".into() };
-    assert_eq!(client.version(asked).await.unwrap().into_inner().version, "0.1.0");
+    let version = client.version(asked).await.unwrap().into_inner();
+    assert_eq!((version.version.as_str(), version.runtime_api_version.as_str()), ("0.1.0", "v1"));
     let status = client.status(v1::StatusRequest { verbose: true }).await.unwrap().into_inner();
     let conditions = status.status.unwrap().conditions;
     let told: Vec<_> = conditions.iter().map(|condition| (condition.r#type.as_str(), condition.status)).collect();

@@ -1,6 +1,5 @@
 //! The core's ports to a container runtime over CRI: images, and the containers that use images.
 
-use crate::cri::RuntimeConfiguration;
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
@@ -16,7 +15,7 @@ use imagelet_core::{
 };
 
 use crate::cri::{
-    Endpoint,
+    Endpoint, RuntimeConfiguration, RuntimeInfo,
     channel::Peer,
     convert::{self, Call},
     stall::{self, Look, StallWatch},
@@ -169,13 +168,6 @@ pub struct RemoteContainerService {
     peer: Peer,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct RuntimeVersion {
-    pub name: String,
-    pub version: String,
-    pub api: String,
-}
-
 impl RemoteContainerService {
     /// Connects, and verifies with one call that the peer is a CRI runtime service.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
@@ -196,14 +188,11 @@ impl RemoteContainerService {
         self
     }
 
-    pub async fn version(&self) -> Result<RuntimeVersion, RuntimeError> {
+    /// The runtime's name and version, without its configuration.
+    pub async fn version(&self) -> Result<RuntimeInfo, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
         convert::check_version(&response)?;
-        Ok(RuntimeVersion {
-            name: response.runtime_name,
-            version: response.runtime_version,
-            api: response.runtime_api_version,
-        })
+        Ok(RuntimeInfo::named(response.runtime_name, response.runtime_version))
     }
 
     /// The part of the runtime's configuration that imports need.

@@ -14,7 +14,7 @@ mod stall;
 mod trace;
 
 pub use address::{Address, AddressError, AddressPlatform, client_target};
-pub use client::{RemoteContainerService, RemoteImageService, RuntimeVersion};
+pub use client::{RemoteContainerService, RemoteImageService};
 pub use convert::Handlers;
 pub use endpoint::{Endpoint, EndpointError};
 pub(crate) use runtime_info::OVERLAYFS;

@@ -75,8 +75,7 @@ impl RuntimeSite {
 #[async_trait]
 impl ImportSite for RuntimeSite {
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
-        let version = self.containers.version().await?;
-        let runtime = RuntimeInfo::named(version.name, version.version);
+        let runtime = self.containers.version().await?;
         if !runtime.is_containerd() {
             // CRI-O is not queried, because it reads all its files to report its disks.
             return Ok(runtime);
