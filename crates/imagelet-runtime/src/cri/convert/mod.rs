@@ -7,10 +7,7 @@ mod checks;
 mod runtime_handler;
 mod status;
 
-use std::{
-    path::PathBuf,
-    time::{Duration, SystemTime},
-};
+use std::{path::PathBuf, time::SystemTime};
 
 pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
 pub(crate) use checks::{check_container_status, check_sandbox_status, check_status, check_version};
@@ -23,6 +20,7 @@ use imagelet_core::{
         PullRequest, Sandbox,
     },
 };
+use jiff::Timestamp;
 use prost::Message as _;
 pub use runtime_handler::Handlers;
 pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
@@ -240,13 +238,7 @@ fn nanoseconds(time: SystemTime) -> i64 {
 }
 
 fn time(nanoseconds: i64) -> SystemTime {
-    let distance = Duration::from_nanos(nanoseconds.unsigned_abs());
-    let moved = if nanoseconds < 0 {
-        SystemTime::UNIX_EPOCH.checked_sub(distance)
-    } else {
-        SystemTime::UNIX_EPOCH.checked_add(distance)
-    };
-    moved.unwrap_or(SystemTime::UNIX_EPOCH)
+    Timestamp::from_nanosecond(nanoseconds.into()).map_or(SystemTime::UNIX_EPOCH, SystemTime::from)
 }
 
 #[cfg(test)]

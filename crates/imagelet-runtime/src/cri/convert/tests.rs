@@ -1,5 +1,7 @@
 //! Round trips of wire messages, and their encoding against the test vectors.
 
+use std::time::Duration;
+
 use imagelet_core::credentials::CredentialKind;
 use imagelet_vectors::vectors;
 use prost::Message;
