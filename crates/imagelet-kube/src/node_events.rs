@@ -35,7 +35,7 @@ const INSTANCE_LENGTH_MAX: usize = 128;
 /// The name of an event is the name of its object, a dot and 16 hexadecimal digits.
 pub(crate) const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
 /// Time limit of a request. A slower answer loses the event.
-pub(crate) const SEND_MAX: Duration = Duration::from_secs(10);
+const SEND_MAX: Duration = Duration::from_secs(10);
 /// The minimum time between two requests for a series.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this time has ended, as in the library. The next equal event creates a new object.
@@ -102,18 +102,10 @@ impl NodeEvents {
                 action: "ManageImages".to_owned(),
                 secondary: None,
             };
-            let error = match timeout(SEND_MAX, recorder.publish(&sent, &node)).await {
-                Ok(Ok(())) => {
-                    is_failing = false;
-                    continue;
-                }
-                Ok(Err(error)) => text(&error),
-                Err(_) => format!("no answer within {} s", SEND_MAX.as_secs()),
-            };
-            let reason = event.reason;
-            // The old recorder may count the event as sent. The series stays, so that failing events are limited, too.
-            series.insert(event, new());
-            log_unsent(&mut is_failing, &error, reason);
+            if !send_event(&mut is_failing, event.reason, recorder.publish(&sent, &node)).await {
+                // The old recorder may count the event as sent. The series stays, so that failing events are limited.
+                series.insert(event, new());
+            }
         }
     }
 }
@@ -123,13 +115,27 @@ pub(crate) fn instance(node: &str) -> String {
     node[..node.floor_char_boundary(INSTANCE_LENGTH_MAX)].to_owned()
 }
 
-/// Logs a failure. Only the first failure in a row is a warning.
-pub(crate) fn log_unsent(is_failing: &mut bool, error: &str, reason: &str) {
+/// Sends the request of an event. Returns whether the API server accepted it. Only the first failure in a row is logged
+/// as a warning.
+pub(crate) async fn send_event<T>(
+    is_failing: &mut bool,
+    reason: &str,
+    request: impl Future<Output = kube::Result<T>>,
+) -> bool {
+    let error = match timeout(SEND_MAX, request).await {
+        Ok(Ok(_)) => {
+            *is_failing = false;
+            return true;
+        }
+        Ok(Err(error)) => text(&error),
+        Err(_) => format!("no answer within {} s", SEND_MAX.as_secs()),
+    };
     if std::mem::replace(is_failing, true) {
         tracing::debug!(error, reason, "could not send an event to the cluster");
     } else {
         tracing::warn!(error, reason, "could not send an event to the cluster");
     }
+    false
 }
 
 /// Whether an event is sent now. `false`: its series was just sent, or a new series exceeds the limit.

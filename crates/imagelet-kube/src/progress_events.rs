@@ -25,12 +25,11 @@ use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
-use tokio::time::{Instant, MissedTickBehavior, interval, timeout};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
-    api_error::text,
     names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name},
-    node_events::{CONTROLLER, NOTE_LENGTH_MAX, REGARDING_LENGTH_MAX, SEND_MAX, instance, log_unsent},
+    node_events::{CONTROLLER, NOTE_LENGTH_MAX, REGARDING_LENGTH_MAX, instance, send_event},
 };
 
 const PROGRESS: &str = "PullProgress";
@@ -109,19 +108,14 @@ impl ProgressEvents {
             let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
             let mut event =
                 SentEvent { at: now, first: before.map_or(time, |before| before.first), count, is_refused: false };
-            if let Err(error) = self.send(&due, &event, time).await {
-                log_unsent(&mut is_failing, &error, due.reason);
-                event.is_refused = true;
-            } else {
-                is_failing = false;
-            }
+            event.is_refused = !send_event(&mut is_failing, due.reason, self.apply(&due, &event, time)).await;
             if due.reason == PROGRESS {
                 sent.insert(due.pod, event);
             }
         }
     }
 
-    async fn send(&self, due: &DueEvent, event: &SentEvent, time: Timestamp) -> Result<(), String> {
+    async fn apply(&self, due: &DueEvent, event: &SentEvent, time: Timestamp) -> kube::Result<Event> {
         let PodIdentity { namespace, name, uid } = &due.pod;
         let is_progress = due.reason == PROGRESS;
         let identity = if is_progress { uid.to_string() } else { format!("{uid} {}", due.note) };
@@ -152,13 +146,8 @@ impl ProgressEvents {
             reporting_instance: Some(instance(&self.node)),
             ..Event::default()
         };
-        let (api, manager) =
-            (Api::<Event>::namespaced(self.client.clone(), namespace), PatchParams::apply(CONTROLLER).force());
-        match timeout(SEND_MAX, api.patch(&event_name, &manager, &Patch::Apply(&object))).await {
-            Ok(Ok(_)) => Ok(()),
-            Ok(Err(error)) => Err(text(&error)),
-            Err(_) => Err(format!("no answer within {} s", SEND_MAX.as_secs())),
-        }
+        let api = Api::<Event>::namespaced(self.client.clone(), namespace);
+        api.patch(&event_name, &PatchParams::apply(CONTROLLER).force(), &Patch::Apply(&object)).await
     }
 }
 

@@ -169,7 +169,7 @@ async fn each_pod_of_an_artifact_without_files_is_warned_once_in_its_own_namespa
     let node = TestNode::start(&api, "node-1", None);
     let agent = ProgressEvents::new(api.client(), "node-1", Arc::clone(&node.manager));
     let event = SentEvent { at: start, first: Timestamp::UNIX_EPOCH, count: 1, is_refused: false };
-    agent.send(&found[1], &event, Timestamp::UNIX_EPOCH).await.expect("it is taken");
+    agent.apply(&found[1], &event, Timestamp::UNIX_EPOCH).await.expect("it is taken");
     let objects = api.objects(EVENTS);
     let [object] = &objects[..] else { panic!("{objects:?}") };
     assert_eq!((&object["type"], &object["reason"]), (&json!("Warning"), &json!(FORWARDED)));
