@@ -25,6 +25,7 @@ use imagelet_core::{
     ports::PullRequest,
 };
 use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -43,7 +44,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use self::port::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 use self::{
     gate::ImagesReady,
-    own_node::OwnNode,
+    own_node::{condition_patch, images_ready},
     plan::{Plan, PlanInput, Task, TaskKey, TaskState, Waiting, plan, restored},
     progress::PullBytes,
     selection::{LastMatches, SelectedSets},
@@ -86,7 +87,7 @@ pub struct PrefetchAgent {
 
 struct Inputs {
     sets: SharedSets,
-    nodes: Store<OwnNode>,
+    nodes: Store<Node>,
     changed: Notify,
 }
 
@@ -168,7 +169,7 @@ impl PrefetchAgent {
         let mut work = AgentWork { states: restored(&sets, reports), matches, ..AgentWork::default() };
         let (mut of_report, mut of_condition) = (WriteGate::restored(written), WriteGate::restored(None));
         // The last Node whose condition was read.
-        let mut seen: Option<Arc<OwnNode>> = None;
+        let mut seen: Option<Arc<Node>> = None;
         // Writes run in parallel to pulls, so that a slow API server does not delay pulls.
         let (mut reporting, mut conditioning) = (None, None);
         loop {
@@ -188,7 +189,7 @@ impl PrefetchAgent {
             }
             // Each Node is read once: a Node that was received before the last write does not have this write.
             if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
-                of_condition.found(node.images_ready());
+                of_condition.found(images_ready(&node));
                 seen = Some(Arc::clone(&node));
             }
             if conditioning.is_none() && is_surveyed {
@@ -319,11 +320,11 @@ impl PrefetchAgent {
 
     async fn write_condition(
         &self,
-        node: Arc<OwnNode>,
+        node: Arc<Node>,
         wanted: Option<ImagesReady>,
-    ) -> (Option<ImagesReady>, Result<OwnNode, kube::Error>) {
-        let nodes: Api<OwnNode> = Api::all(self.client.clone());
-        let patch = Patch::Strategic(node.patch(wanted.as_ref(), Timestamp::now()));
+    ) -> (Option<ImagesReady>, Result<Node, kube::Error>) {
+        let nodes: Api<Node> = Api::all(self.client.clone());
+        let patch = Patch::Strategic(condition_patch(&node, wanted.as_ref(), Timestamp::now()));
         let answer = nodes.patch_status(&self.node, &PatchParams::default(), &patch).await;
         (wanted, answer)
     }
@@ -359,7 +360,7 @@ impl PrefetchAgent {
 
 impl Inputs {
     /// Waits until this node and all sets are known, including sets that select other nodes.
-    async fn known(&self, node: &str) -> (SelectedSets, Arc<OwnNode>) {
+    async fn known(&self, node: &str) -> (SelectedSets, Arc<Node>) {
         loop {
             if let (Some(known), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
                 let mut sets = SelectedSets::default();
