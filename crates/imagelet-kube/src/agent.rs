@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use futures_util::{FutureExt as _, future::BoxFuture};
 use imagelet_core::{
     events::LogEvents,
     inventory::Inventory,
@@ -70,7 +71,11 @@ impl NodeAgent {
     }
 
     /// Watches the pods until this future is dropped. The last leases then stay.
-    pub async fn run(&self) {
+    pub fn run(&self) -> BoxFuture<'_, ()> {
+        self.watch().boxed()
+    }
+
+    async fn watch(&self) {
         let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events, progress_events } =
             &self.parts;
         let ahead = async {
