@@ -28,8 +28,6 @@ use imagelet_node::{
 
 /// Maximum number of pods requested at the same time. All images of a pod start together.
 const PODS_AT_ONCE: usize = 4;
-/// Maximum width of the names before the bars.
-const NAME_WIDTH_MAX: usize = 48;
 
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     let read = |paths: &[PathBuf]| -> Result<Vec<ManifestFile>, Failure> {
@@ -109,7 +107,7 @@ async fn ensure(
     let widest = images.iter().map(|image| image.chars().count()).max().unwrap_or(0);
     let pod_screen = Arc::new(PodScreen {
         screen: screen.clone(),
-        width: widest.min(NAME_WIDTH_MAX),
+        width: widest,
         prefix: if is_many { format!("{name} ") } else { String::new() },
         images,
         shown: Mutex::default(),
