@@ -19,7 +19,7 @@ use tokio::{
     signal::unix::{SignalKind, signal},
 };
 
-pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, runtime_filesystems};
+pub use wiring::{HELPER_MAX, Role, StoreAccess, node_credentials, open_node, parse_endpoint, runtime_filesystems};
 
 use crate::{
     config::{Backend, Settings},

@@ -233,7 +233,7 @@ async fn open_store(
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // The runtime may start later. Only requests for uses of images wait for the runtime.
-        let runtime = RemoteContainerService::lazy(&address(endpoint)?, *timeout)?
+        let runtime = RemoteContainerService::lazy(&parse_endpoint(endpoint)?, *timeout)?
             .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
     }
@@ -254,7 +254,7 @@ async fn open_runtime(
     metrics: &Arc<Metrics>,
 ) -> Result<OpenBackend, Failure> {
     let timeout = settings.node.request_timeout;
-    let address = address(&runtime.endpoint)?;
+    let address = parse_endpoint(&runtime.endpoint)?;
     // Lists are streamed, so that no list exceeds the message limit. A runtime without streams rejects streaming once.
     let streams = settings.pulls.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
@@ -320,11 +320,11 @@ async fn open_runtime(
 
 /// The file systems that a runtime reports, for a caller without a node.
 pub async fn runtime_filesystems(runtime: &RuntimeSettings, timeout: Duration) -> Result<ImageFilesystems, Failure> {
-    let images = RemoteImageService::connect(&address(&runtime.endpoint)?, timeout).await?;
+    let images = RemoteImageService::connect(&parse_endpoint(&runtime.endpoint)?, timeout).await?;
     Ok(images.filesystem().await?)
 }
 
-fn address(endpoint: &str) -> Result<Endpoint, Failure> {
+pub fn parse_endpoint(endpoint: &str) -> Result<Endpoint, Failure> {
     endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
         Failure::because(format!("`{endpoint}` is no endpoint"), &error)
     })

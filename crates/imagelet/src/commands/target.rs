@@ -11,10 +11,9 @@ use imagelet_node::{
     config::{Backend, Environment, Settings, Source, Sources},
     failure::Failure,
     node::{Node, Probed, RemoteNode, socket_hint},
-    serve::{Role, StoreAccess, open_node},
+    serve::{Role, StoreAccess, open_node, parse_endpoint},
 };
 use imagelet_oci::Access;
-use imagelet_runtime::cri::Endpoint;
 
 use crate::cli::{Global, Intent, ServeArgs};
 use crate::sources::sources;
@@ -42,10 +41,7 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, intent
 /// the daemon does not answer: the store in this process may differ from the daemon's store.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
     if let Some(endpoint) = &global.endpoint {
-        let address: Endpoint = endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
-            Failure::because(format!("`{endpoint}` is no endpoint"), &error)
-        })?;
-        let node = RemoteNode::new(address.path(), patience(global));
+        let node = RemoteNode::new(parse_endpoint(endpoint)?.path(), patience(global));
         match node.probe().await {
             // This process calls the CRI runtime directly.
             Probed::OtherCri => {
@@ -63,9 +59,7 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
         let configured = configured_socket(&sources)?;
         for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
             let node = RemoteNode::new(&socket, patience(global));
-            if has_daemon(node.probe().await, configured.is_some())
-                .map_err(|error| no_daemon(&socket, configured.is_some(), &error))?
-            {
+            if daemon_answers(node.probe().await, &socket, configured.is_some())? {
                 return Ok(Target::Daemon(node));
             }
         }
@@ -85,23 +79,20 @@ fn patience(global: &Global) -> Duration {
 }
 
 /// Whether a daemon answers. Fails if another program answers, no process answers, or a configured socket is missing.
-fn has_daemon(probed: Probed, is_configured: bool) -> io::Result<bool> {
-    match probed {
-        Probed::Ours => Ok(true),
-        Probed::Missing if !is_configured => Ok(false),
-        Probed::Missing => Err(io::Error::new(io::ErrorKind::NotFound, "there is no such socket")),
-        Probed::OtherCri => Err(io::Error::other("the process listening there is not imagelet")),
-        Probed::Silent(error) => Err(error),
-    }
-}
-
-fn no_daemon(socket: &Path, is_configured: bool, error: &io::Error) -> Failure {
+fn daemon_answers(probed: Probed, socket: &Path, is_configured: bool) -> Result<bool, Failure> {
+    let error = match probed {
+        Probed::Ours => return Ok(true),
+        Probed::Missing if !is_configured => return Ok(false),
+        Probed::Missing => io::Error::new(io::ErrorKind::NotFound, "there is no such socket"),
+        Probed::OtherCri => io::Error::other("the process listening there is not imagelet"),
+        Probed::Silent(error) => error,
+    };
     let named = if is_configured { ", which the configuration names," } else { "" };
     let message = format!("the daemon at `{}`{named} does not answer", socket.display());
-    Failure { causes: vec![error.to_string()], ..Failure::new("Unavailable", message) }.or_hint(socket_hint(
-        error,
+    Err(Failure { causes: vec![error.to_string()], ..Failure::new("Unavailable", message) }.or_hint(socket_hint(
+        &error,
         "see `systemctl status imagelet`, or use a store without the daemon: `--store DIR`",
-    ))
+    )))
 }
 
 fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
@@ -148,8 +139,9 @@ mod tests {
     #[test]
     fn a_socket_leads_to_the_daemon_or_to_an_error_and_only_its_absence_to_the_store() {
         let silent = |kind| Probed::Silent(Error::from(kind));
+        let answers = |probed, is_configured| daemon_answers(probed, Path::new("/s"), is_configured);
         for is_configured in [false, true] {
-            assert_eq!(has_daemon(Probed::Ours, is_configured).ok(), Some(true));
+            assert_eq!(answers(Probed::Ours, is_configured).ok(), Some(true));
             for probed in [
                 Probed::OtherCri,
                 silent(ErrorKind::ConnectionRefused),
@@ -157,16 +149,17 @@ mod tests {
                 silent(ErrorKind::TimedOut),
             ] {
                 let case = format!("{probed:?}");
-                assert!(has_daemon(probed, is_configured).is_err(), "{case}");
+                assert!(answers(probed, is_configured).is_err(), "{case}");
             }
         }
-        assert_eq!(has_daemon(Probed::Missing, false).ok(), Some(false));
-        assert!(has_daemon(Probed::Missing, true).is_err());
+        assert_eq!(answers(Probed::Missing, false).ok(), Some(false));
+        assert!(answers(Probed::Missing, true).is_err());
     }
 
     #[test]
     fn a_socket_that_this_user_may_not_open_is_no_reason_to_start_or_inspect_the_daemon() {
-        let hint = |kind| no_daemon(Path::new("/s"), false, &Error::from(kind)).hint.unwrap_or_default();
+        let failure = |kind| daemon_answers(Probed::Silent(Error::from(kind)), Path::new("/s"), false).unwrap_err();
+        let hint = |kind| failure(kind).hint.unwrap_or_default();
         assert!(hint(ErrorKind::ConnectionRefused).contains("systemctl status imagelet"));
         assert!(hint(ErrorKind::PermissionDenied).starts_with("run the command as root"));
         let reached = |kind| RemoteNode::new(Path::new("/s"), ANSWER_MAX).unreachable(&Error::from(kind));

@@ -3,7 +3,6 @@
 use std::{path::Path, process::Stdio, time::Duration};
 
 use imagelet_core::printable::printable;
-use imagelet_runtime::cri::Endpoint;
 use serde::Serialize;
 use tokio::{process::Command, time::Instant};
 
@@ -16,6 +15,7 @@ use super::{
 use imagelet_node::{
     failure::Failure,
     node::{Probed, RemoteNode},
+    serve::parse_endpoint,
 };
 
 const PROBE_MAX: Duration = Duration::from_secs(5);
@@ -109,10 +109,9 @@ async fn run(
 }
 
 async fn probe_runtime(endpoint: &str) -> Result<(), Failure> {
-    let address: Endpoint =
-        endpoint.parse().map_err(|error| Failure::because(format!("`{endpoint}` is no endpoint"), &error))?;
+    let node = RemoteNode::new(parse_endpoint(endpoint)?.path(), PROBE_MAX);
     let failed = |why: &str| Failure::new("Unavailable", format!("`{endpoint}` {why}"));
-    match RemoteNode::new(address.path(), PROBE_MAX).probe().await {
+    match node.probe().await {
         Probed::OtherCri => Ok(()),
         Probed::Ours => Err(failed("is a socket of imagelet, not of a runtime")),
         Probed::Missing => Err(failed("does not exist").or_hint("start the runtime first")),
