@@ -34,6 +34,7 @@ pub(crate) use self::{
 use self::values::{parse_log, parse_percent, parse_wait};
 use crate::output::Format;
 use imagelet_node::{config::is_empty_variable, size::parse_size};
+use imagelet_oci::Access;
 
 const NO_ENDPOINT: &str =
     "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'";
@@ -249,17 +250,6 @@ pub(crate) enum Command {
     Version,
 }
 
-/// What a command does to a store in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Intent {
-    /// Reads a store.
-    Looks,
-    /// Changes an existing store.
-    Changes,
-    /// Changes a store, and creates an absent one.
-    Makes,
-}
-
 impl Command {
     /// The command's name and its login. `None`: the command takes no login.
     pub(crate) fn login(&self) -> Option<(&'static str, &LoginArgs)> {
@@ -275,17 +265,20 @@ impl Command {
         matches!(self, Self::Serve(_) | Self::Controller(_))
     }
 
-    pub(crate) fn intent(&self) -> Intent {
+    /// How the command opens a store in this process.
+    pub(crate) fn store_access(&self) -> Access {
         match self {
-            Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin { .. } | Self::Import(_) => Intent::Makes,
+            Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin { .. } | Self::Import(_) => {
+                Access::Write { or_create: true }
+            }
             Self::Gc(GcArgs { dry_run: false, .. })
             | Self::Verify(VerifyArgs { repair: true, .. })
             | Self::Rm { .. }
             | Self::Untag { .. }
             | Self::Unpin { .. }
             | Self::Mount(_)
-            | Self::Unmount { .. } => Intent::Changes,
-            _ => Intent::Looks,
+            | Self::Unmount { .. } => Access::Write { or_create: false },
+            _ => Access::Read { or_empty: true },
         }
     }
 }

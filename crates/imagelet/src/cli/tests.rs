@@ -186,28 +186,30 @@ fn the_arguments_of_the_manifests_are_accepted() {
 
 #[test]
 fn only_what_changes_a_store_is_opened_to_change_it_and_only_what_fills_one_makes_it() {
+    let (looks, changes, makes) =
+        (Access::Read { or_empty: true }, Access::Write { or_create: false }, Access::Write { or_create: true });
     for (line, expected) in [
-        ("ls", Intent::Looks),
-        ("inspect x", Intent::Looks),
-        ("df", Intent::Looks),
-        ("why x", Intent::Looks),
-        ("status", Intent::Looks),
-        ("pins", Intent::Looks),
-        ("gc --dry-run", Intent::Looks),
-        ("verify", Intent::Looks),
-        ("verify --repair", Intent::Changes),
-        ("gc", Intent::Changes),
-        ("rm x", Intent::Changes),
-        ("untag x", Intent::Changes),
-        ("unpin x", Intent::Changes),
-        ("mount x /m", Intent::Changes),
-        ("unmount /m", Intent::Changes),
-        ("pull x", Intent::Makes),
-        ("ensure -f x", Intent::Makes),
-        ("pin x", Intent::Makes),
-        ("serve", Intent::Makes),
+        ("ls", looks),
+        ("inspect x", looks),
+        ("df", looks),
+        ("why x", looks),
+        ("status", looks),
+        ("pins", looks),
+        ("gc --dry-run", looks),
+        ("verify", looks),
+        ("verify --repair", changes),
+        ("gc", changes),
+        ("rm x", changes),
+        ("untag x", changes),
+        ("unpin x", changes),
+        ("mount x /m", changes),
+        ("unmount /m", changes),
+        ("pull x", makes),
+        ("ensure -f x", makes),
+        ("pin x", makes),
+        ("serve", makes),
     ] {
-        assert_eq!(read(line).expect(line).command.intent(), expected, "{line}");
+        assert_eq!(read(line).expect(line).command.store_access(), expected, "{line}");
     }
 }
 

@@ -88,8 +88,8 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
     }
     // A signal is the usual end of `events -f`, so no message is printed.
     let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
-    let again = async |intent| find_node(global, environment, intent).await;
-    let opened = again(command.intent()).await?;
+    let again = async |access| find_node(global, environment, access).await;
+    let opened = again(command.store_access()).await?;
     let node = &opened;
     let work = async {
         match command {

@@ -15,7 +15,7 @@ use imagelet_node::{
 };
 use imagelet_oci::Access;
 
-use crate::cli::{Global, Intent, ServeArgs};
+use crate::cli::{Global, ServeArgs};
 use crate::sources::sources;
 
 /// Timeout of an answer from a daemon or runtime if `--timeout` is not set.
@@ -30,10 +30,10 @@ pub(super) enum Target {
 }
 
 /// Finds the node. Opens the store or runtime if the node is in this process.
-pub(super) async fn find_node(global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+pub(super) async fn find_node(global: &Global, environment: &Environment, access: Access) -> Result<Node, Failure> {
     match find_target(global, environment).await? {
         Target::Daemon(node) => Ok(Node::Remote(node)),
-        Target::Here(settings) => open(*settings, global, environment, intent).await,
+        Target::Here(settings) => open(*settings, global, environment, access).await,
     }
 }
 
@@ -102,11 +102,11 @@ fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(sources.settings()?.interfaces.socket))
 }
 
-async fn open(settings: Settings, global: &Global, environment: &Environment, intent: Intent) -> Result<Node, Failure> {
+async fn open(settings: Settings, global: &Global, environment: &Environment, access: Access) -> Result<Node, Failure> {
     let is_at_default = matches!(&settings.images.backend, Backend::Embedded(store) if store.engine.place.root == environment.store_default());
     let is_named = global.store.is_some() || !is_at_default;
-    let wanted =
-        StoreAccess { access: access(intent, is_named), lock_wait: global.lock_timeout.unwrap_or(STORE_LOCK_WAIT) };
+    let lock_wait = global.lock_timeout.unwrap_or(STORE_LOCK_WAIT);
+    let wanted = StoreAccess { access: named_access(access, is_named), lock_wait };
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 
@@ -121,12 +121,11 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     Ok(sources.settings()?)
 }
 
-/// Only `Makes` creates a store. For `Looks`, an absent default store counts as empty, and a named store must exist.
-fn access(intent: Intent, is_named: bool) -> Access {
-    match intent {
-        Intent::Looks => Access::Read { or_empty: !is_named },
-        Intent::Changes => Access::Write { or_create: false },
-        Intent::Makes => Access::Write { or_create: true },
+/// For a reader, an absent default store counts as empty, and a named store must exist.
+fn named_access(access: Access, is_named: bool) -> Access {
+    match access {
+        Access::Read { .. } => Access::Read { or_empty: !is_named },
+        Access::Write { .. } => access,
     }
 }
 
@@ -185,11 +184,12 @@ mod tests {
 
     #[test]
     fn only_the_default_place_may_be_without_a_store_and_only_what_fills_one_makes_it() {
-        assert_eq!(access(Intent::Looks, false), Access::Read { or_empty: true });
-        assert_eq!(access(Intent::Looks, true), Access::Read { or_empty: false });
-        for is_named in [false, true] {
-            assert_eq!(access(Intent::Changes, is_named), Access::Write { or_create: false });
-            assert_eq!(access(Intent::Makes, is_named), Access::Write { or_create: true });
+        let reads = Access::Read { or_empty: true };
+        assert_eq!(named_access(reads, false), reads);
+        assert_eq!(named_access(reads, true), Access::Read { or_empty: false });
+        for or_create in [false, true] {
+            let writes = Access::Write { or_create };
+            assert_eq!([false, true].map(|is_named| named_access(writes, is_named)), [writes; 2]);
         }
     }
 }

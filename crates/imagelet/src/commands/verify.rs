@@ -12,7 +12,7 @@ use imagelet_core::{
 
 use super::images_write::{ask_shown, note};
 use crate::{
-    cli::{Intent, VerifyArgs},
+    cli::VerifyArgs,
     output::{Format, Table, exit_code, id, names, or_dash, print, print_failure},
     progress::Screen,
 };
@@ -21,13 +21,14 @@ use imagelet_node::{
     failure::Failure,
     node::Node,
 };
+use imagelet_oci::Access;
 
 /// The name before the progress bar.
 const SHOWN: &str = "verify";
 
 pub(super) async fn verify(
     node: &Node,
-    again: impl AsyncFn(Intent) -> Result<Node, Failure>,
+    again: impl AsyncFn(Access) -> Result<Node, Failure>,
     arguments: VerifyArgs,
     format: Format,
 ) -> Result<ExitCode, Failure> {
@@ -56,16 +57,16 @@ pub(super) async fn verify(
 /// Checks damage again as the owner of the store, so that no image is removed meanwhile and damage is marked. If
 /// another process owns the store, damage is not marked, and images that were removed meanwhile are dropped.
 async fn confirm(
-    again: impl AsyncFn(Intent) -> Result<Node, Failure>,
+    again: impl AsyncFn(Access) -> Result<Node, Failure>,
     screen: &Screen,
     request: VerifyRequest,
     mut found: Verified,
 ) -> Result<Verified, Failure> {
-    let node = match again(Intent::Changes).await {
+    let node = match again(Access::Write { or_create: false }).await {
         Err(failure) => {
             print_failure(&failure);
             note("warning: what is damaged is shown here and not marked in the store");
-            again(Intent::Looks).await?
+            again(Access::Read { or_empty: true }).await?
         }
         owned => owned?,
     };
