@@ -42,6 +42,11 @@ impl Failure {
         Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
     }
 
+    /// A request or an argument that is not accepted.
+    pub fn invalid(message: impl fmt::Display) -> Self {
+        Self::new("InvalidArgument", message.to_string())
+    }
+
     /// Any error with its causes and the first hint among them.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::new("Failed", error.to_string());

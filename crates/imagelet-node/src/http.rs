@@ -68,7 +68,7 @@ pub async fn bind(address: &str, has_token: bool) -> Result<TcpListener, Failure
     // The configuration check does not resolve host names, so the bound address is checked.
     if !has_token && listener.local_addr().is_ok_and(|bound| !bound.ip().is_loopback()) {
         let message = format!("the HTTP address `{address}` is not loopback and needs a token file");
-        return Err(Failure::new("InvalidArgument", message).or_hint("`imagelet help http` describes the access"));
+        return Err(Failure::invalid(message).or_hint("`imagelet help http` describes the access"));
     }
     Ok(listener)
 }

@@ -24,7 +24,7 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
     let absolute = |path: Option<&PathBuf>| -> Result<Option<String>, Failure> {
         let Some(path) = path else { return Ok(None) };
         let text = std::path::absolute(path)?.into_os_string().into_string();
-        text.map(Some).map_err(|path| Failure::new("InvalidArgument", format!("`{}` is not UTF-8", path.display())))
+        text.map(Some).map_err(|path| Failure::invalid(format!("`{}` is not UTF-8", path.display())))
     };
     // A typed store overrides the runtime in the file. A store from the variable conflicts with that runtime.
     if let Some(store) = store
@@ -35,7 +35,7 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
             let store = store.display();
             let message = format!("IMAGELET_STORE names the store `{store}`, and {place} the runtime `{endpoint}`");
             let hint = format!("unset IMAGELET_STORE, or give `--store {store}` to use that store without the runtime");
-            return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
+            return Err(Failure::invalid(message).or_hint(&hint));
         }
         sources.add_flag("--store", "imageService.cri.endpoint", "");
     }

@@ -51,6 +51,5 @@ pub(crate) fn milliseconds_of(time: Duration) -> u64 {
 /// Checks that a number of a request is from 0 to `max`.
 pub(crate) fn at_most(name: &str, number: u64, max: u64) -> Result<usize, Failure> {
     let bounded = usize::try_from(number).ok().filter(|_| number <= max);
-    let refused = || format!("`{name}` is `{number}`; it must be a number from 0 to {max}");
-    bounded.ok_or_else(|| Failure::new("InvalidArgument", refused()))
+    bounded.ok_or_else(|| Failure::invalid(format!("`{name}` is `{number}`; it must be a number from 0 to {max}")))
 }

@@ -211,9 +211,7 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
         let (min, max) = (TOKEN_LENGTH.start(), TOKEN_LENGTH.end());
         let message =
             format!("http.tokenFile `{place}` must hold one line of {min} to {max} characters without spaces");
-        return Err(
-            Failure::new("InvalidArgument", message).or_hint(&format!("(umask 077; openssl rand -hex 32 > {place})"))
-        );
+        return Err(Failure::invalid(message).or_hint(&format!("(umask 077; openssl rand -hex 32 > {place})")));
     }
     Ok(token)
 }

@@ -206,7 +206,7 @@ fn check_names<'a, T: Serialize + Default>(
     let Some(unknown) = names.find(|name| known.get(name).is_none()) else { return Ok(()) };
     let known = known.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
     let near = nearest(unknown, known).map_or_else(String::new, |near| format!("; `{near}` is near"));
-    Err(Failure::new("InvalidArgument", format!("{refusal} `{}`{near}", unknown.escape_debug())))
+    Err(Failure::invalid(format!("{refusal} `{}`{near}", unknown.escape_debug())))
 }
 
 fn invalid(message: &str, error: &(dyn std::error::Error + 'static)) -> Failure {

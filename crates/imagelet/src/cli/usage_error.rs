@@ -33,12 +33,12 @@ pub(crate) fn has_lines(arguments: &[OsString]) -> bool {
 /// The error's message without clap's usage text. clap's tip becomes the hint.
 pub(crate) fn usage_failure(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
-        return Failure::new("InvalidArgument", "a command is missing").or_hint("`imagelet help` lists the commands");
+        return Failure::invalid("a command is missing").or_hint("`imagelet help` lists the commands");
     }
     let text = error.render().to_string();
     let mut parts = text.trim_start_matches("error: ").split("\n\n");
     let message = parts.next().unwrap_or_default().split_whitespace().collect::<Vec<_>>().join(" ");
-    let failure = Failure::new("InvalidArgument", message);
+    let failure = Failure::invalid(message);
     let tip = parts.find_map(|part| part.trim_start().strip_prefix("tip: ").map(str::to_owned));
     match tip {
         Some(tip) => failure.or_hint(tip.lines().next().unwrap_or_default()),

@@ -170,12 +170,13 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
         None => (text, false),
     };
     if path.is_empty() || path == "-" {
-        return Err(Failure::new("InvalidArgument", format!("`{text}` names no archive"))
-            .or_hint("give a file, or `oci:DIR` for a folder"));
+        return Err(
+            Failure::invalid(format!("`{text}` names no archive")).or_hint("give a file, or `oci:DIR` for a folder")
+        );
     }
     if let Some((scheme, hint)) = foreign_scheme(text).filter(|_| !is_folder && !Path::new(text).exists()) {
         let message = format!("`{scheme}` is a scheme of other tools");
-        return Err(Failure::new("InvalidArgument", message).or_hint(&hint));
+        return Err(Failure::invalid(message).or_hint(&hint));
     }
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
 }

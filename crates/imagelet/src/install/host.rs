@@ -135,7 +135,7 @@ pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
         place.push(part);
         if root != Path::new("/") && place.is_symlink() {
             let message = format!("`{}` is a symbolic link, and may lead out of `{}`", place.display(), root.display());
-            return Err(Failure::new("InvalidArgument", message));
+            return Err(Failure::invalid(message));
         }
     }
     Ok(place)

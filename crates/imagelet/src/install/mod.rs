@@ -89,7 +89,7 @@ pub(crate) async fn run(
 
 fn base(path: &Path) -> Result<Map<String, Value>, Failure> {
     let failed = |error: &dyn std::fmt::Display| {
-        Failure::new("InvalidArgument", format!("`{}`: {}", path.display(), printable(&error.to_string())))
+        Failure::invalid(format!("`{}`: {}", path.display(), printable(&error.to_string())))
     };
     let bytes = read_bounded(path, BASE_LENGTH_MAX).map_err(|error| failed(&error))?;
     let text = String::from_utf8(bytes).map_err(|error| failed(&error))?;

@@ -84,7 +84,7 @@ fn enter(namespace: &Path) -> Result<(), Failure> {
     let own = fs::metadata("/proc/self/ns/mnt").map_err(|error| failed(&error))?;
     if (of_host.dev(), of_host.ino()) == (own.dev(), own.ino()) {
         let message = format!("`{}` is the mount namespace of this process, not of a host", namespace.display());
-        return Err(Failure::new("InvalidArgument", message));
+        return Err(Failure::invalid(message));
     }
     move_into_link_name_space(link.as_fd(), Some(LinkNameSpaceType::Mount)).map_err(|error| failed(&error.into()))
 }

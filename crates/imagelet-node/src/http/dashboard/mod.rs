@@ -95,7 +95,7 @@ async fn plan(State(Daemon { node, .. }): State<Daemon>, Query(form): Query<Plan
     let planned = async {
         let free = match form.free.trim() {
             "" => None,
-            size => Some(parse_size(size).map_err(|error| Failure::new("InvalidArgument", error.to_string()))?.0),
+            size => Some(parse_size(size).map_err(Failure::invalid)?.0),
         };
         let all_unused = form.all_unused.is_some();
         let request = CollectRequest { dry_run: true, free, all_unused, ..CollectRequest::default() };

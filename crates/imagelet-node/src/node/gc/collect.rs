@@ -183,7 +183,6 @@ fn of_removals(report: &GcReport) -> Option<String> {
 
 /// Overrides the configured values with the request's values.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
-    let invalid = |message: String| Failure::new("InvalidArgument", message);
     let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());
     // A low threshold of the configuration must not reject a lower requested high threshold.
@@ -193,7 +192,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
             Some(high) => format!("`--high {high}`"),
             None => format!("the configured `imageGCHighThresholdPercent`, {high}"),
         };
-        return Err(invalid(format!("`--low {low}` must not be above {mark}"))
+        return Err(Failure::invalid(format!("`--low {low}` must not be above {mark}"))
             .or_hint("`--high` sets where this collection begins"));
     }
     let goal = match (asked.free, asked.all_unused) {
@@ -202,12 +201,12 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
         (None, false) => GcGoal::Threshold,
     };
     if asked.now && goal != GcGoal::AllUnused {
-        return Err(invalid("`now` goes with `allUnused` alone".into()));
+        return Err(Failure::invalid("`now` goes with `allUnused` alone"));
     }
     // Images that are in use, pinned or leased stay protected.
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let marks = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max);
-    let bytes = marks.map_err(|error| invalid(error.to_string()))?.bytes;
+    let bytes = marks.map_err(Failure::invalid)?.bytes;
     Ok(GcRequest { policy: GcPolicy { bytes, age_min, ..*configured }, goal, dry_run: asked.dry_run })
 }
 

@@ -5,7 +5,7 @@ use std::{collections::HashMap, time::SystemTime};
 use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
-    image::{Image, ImageKey, Platform, Reference, shown_name},
+    image::{Image, ImageKey, Reference, shown_name},
     ports::{self, ImportOutcome},
 };
 use tokio::time::Instant;
@@ -124,12 +124,11 @@ fn stored_name(requested: &str, image: &Image) -> String {
 }
 
 fn core_request(asked: &ImportRequest) -> Result<ports::ImportRequest, Failure> {
-    let invalid = |why: String| Failure::new("InvalidArgument", why);
     let name = asked.name.as_deref().map(|name| {
-        name.parse::<Reference>().map_err(|error| invalid(format!("`{}` names no image: {error}", shown_name(name))))
+        name.parse::<Reference>()
+            .map_err(|error| Failure::invalid(format!("`{}` names no image: {error}", shown_name(name))))
     });
-    let platform = asked.platform.as_deref().map(str::parse::<Platform>).transpose();
-    let platform = platform.map_err(|error| invalid(error.to_string()))?;
+    let platform = asked.platform.as_deref().map(str::parse).transpose().map_err(Failure::invalid)?;
     Ok(ports::ImportRequest { place: asked.place.clone(), name: name.transpose()?, platform })
 }
 

@@ -119,7 +119,7 @@ impl Command for UntagRequest {
         let canonical = self.image.parse::<Reference>().ok().map(|name| name.canonical().to_string());
         let mut named = [Some(self.image.clone()), canonical].into_iter().flatten();
         let Some(name) = named.find(|name| image.tags.contains(name) || image.digests.contains(name)) else {
-            return Err(Failure::new("InvalidArgument", format!("`{}` is an id, not a name", self.image))
+            return Err(Failure::invalid(format!("`{}` is an id, not a name", self.image))
                 .or_hint("`imagelet rm` removes an image with all its names"));
         };
         let before = images.store_bytes().await?;

@@ -35,7 +35,7 @@ impl Command for UnpinRequest {
 
     async fn run(self, images: &Images, _steps: Steps) -> Result<PinChanged, Failure> {
         if self.pattern.is_empty() {
-            return Err(Failure::new("InvalidArgument", "`pattern` is missing"));
+            return Err(Failure::invalid("`pattern` is missing"));
         }
         let inventory = Arc::clone(&images.inventory);
         let pattern = self.pattern.clone();
@@ -45,7 +45,7 @@ impl Command for UnpinRequest {
             let is_it = |pin: &str| pin == self.pattern.trim();
             let refuse = |by: &str, hint| {
                 let message = format!("`{}` is pinned by {by}", self.pattern);
-                Err(Failure::new("InvalidArgument", message).or_hint(hint))
+                Err(Failure::invalid(message).or_hint(hint))
             };
             if images.inventory.configured_pins().iter().any(|pin| is_it(pin)) {
                 return refuse("the configuration", "take it out of `gc.keep` and reload");

@@ -128,7 +128,7 @@ impl Images {
 
     pub async fn look(&self, text: &str) -> Result<Option<Image>, Failure> {
         if text.is_empty() {
-            return Err(Failure::new("InvalidArgument", "an empty text names no image"));
+            return Err(Failure::invalid("an empty text names no image"));
         }
         if let Some(image) = self.runtime.status(&ImageSpec::new(text)).await? {
             return Ok(Some(image));

@@ -150,7 +150,7 @@ impl Command for WhyRequest {
         let images = &node.pulls.images;
         let text = self.image.trim().to_owned();
         if text.is_empty() {
-            return Err(Failure::new("InvalidArgument", "an empty text names no image"));
+            return Err(Failure::invalid("an empty text names no image"));
         }
         let mut problems = Vec::new();
         // The history is reported even if the store or the runtime does not answer.
@@ -171,7 +171,7 @@ impl Command for WhyRequest {
         }
         if history.images.len() > IMAGES_MAX {
             let message = format!("`{}` means {}", shown_name(&text), counted(history.images.len(), "image"));
-            return Err(Failure::new("InvalidArgument", message).or_hint("write more of its id or name"));
+            return Err(Failure::invalid(message).or_hint("write more of its id or name"));
         }
         let rows = images.rows().await.map_err(|failure| problems.push(failure.to_string()));
         let presence_unknown = rows.is_err();

@@ -64,7 +64,7 @@ impl Command for PodRequest {
 fn core_request(asked: &PodRequest) -> Result<CoreRequest, Failure> {
     if asked.images.len() > IMAGES_MAX {
         let why = format!("pod has {} images; the limit is {IMAGES_MAX}", asked.images.len());
-        return Err(Failure::new("InvalidArgument", why));
+        return Err(Failure::invalid(why));
     }
     let image = ImageSpec {
         runtime_handler: asked.runtime_handler.clone(),
@@ -95,15 +95,13 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
         other => {
             let why =
                 format!("`{other}` is no role of an image; there are container, init, sidecar, ephemeral, volume");
-            return Err(Failure::new("InvalidArgument", why));
+            return Err(Failure::invalid(why));
         }
     };
     let policy = match asked.policy.as_str() {
         // An invalid name has no default policy. The manager rejects the name with an event for the pod.
         "" => PullPolicy::default_for(&asked.image).unwrap_or(PullPolicy::IfNotPresent),
-        policy => policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| {
-            Failure::new("InvalidArgument", error.to_string())
-        })?,
+        policy => policy.parse().map_err(Failure::invalid)?,
     };
     Ok(PodImage {
         role,

@@ -52,16 +52,12 @@ impl Command for PullRequest {
 }
 
 fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
-    let invalid = |why: String| Failure::new("InvalidArgument", why);
     let policy = match asked.policy.as_str() {
         "" => PullPolicy::default_for(&asked.image)
-            .map_err(|error| invalid(format!("`{}` names no image: {error}", shown_name(&asked.image))))?,
-        policy => {
-            policy.parse().map_err(|error: imagelet_core::manager::PullPolicyError| invalid(error.to_string()))?
-        }
+            .map_err(|error| Failure::invalid(format!("`{}` names no image: {error}", shown_name(&asked.image))))?,
+        policy => policy.parse().map_err(Failure::invalid)?,
     };
-    let platform = asked.platform.as_deref().map(str::parse).transpose();
-    let platform = platform.map_err(|error: imagelet_core::image::PlatformError| invalid(error.to_string()))?;
+    let platform = asked.platform.as_deref().map(str::parse).transpose().map_err(Failure::invalid)?;
     let credential = asked.login.as_ref().map(|login| Credential {
         kind: CredentialKind::Basic {
             username: login.user.clone(),

@@ -19,7 +19,7 @@ fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess,
     }
     let of_user = environment.folders.home.as_ref().map(|home| home.join(".kube/config")).filter(|path| path.exists());
     of_user.map(ApiAccess::Kubeconfig).ok_or_else(|| {
-        Failure::new("InvalidArgument", "there is no kubeconfig, and imagelet does not run in a pod")
+        Failure::invalid("there is no kubeconfig, and imagelet does not run in a pod")
             .or_hint("use `--kubeconfig FILE`")
     })
 }

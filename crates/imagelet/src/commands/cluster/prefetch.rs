@@ -75,17 +75,17 @@ fn read(file: &Path, namespace: &str) -> Result<Vec<SetDocument>, Failure> {
     let text = read_manifest(file, FILE_LENGTH_MAX)?;
     let shown = printable(&file.display().to_string());
     let read = |Document { line, read, .. }: Document| {
-        let invalid = |why| Failure::new("InvalidArgument", format!("`{shown}`: the document in line {line} {why}"));
+        let invalid = |why| Failure::invalid(format!("`{shown}`: the document in line {line} {why}"));
         read.map_err(invalid)
     };
     let documents = documents(&text).into_iter().map(read).collect::<Result<Vec<Value>, Failure>>()?;
     if documents.is_empty() {
-        return Err(Failure::new("InvalidArgument", format!("`{shown}` has no set")));
+        return Err(Failure::invalid(format!("`{shown}` has no set")));
     }
     let set = |(at, document)| {
         SetDocument::read(document, namespace).map_err(|error| {
             let message = format!("`{shown}`, document {}: {error}", at + 1);
-            Failure::new("InvalidArgument", message).or_hint("`imagelet help prefetch` describes the fields")
+            Failure::invalid(message).or_hint("`imagelet help prefetch` describes the fields")
         })
     };
     documents.into_iter().enumerate().map(set).collect()

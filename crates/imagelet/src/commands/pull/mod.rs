@@ -91,7 +91,7 @@ fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Logi
     let (user, password) = text
         .expose()
         .split_once(':')
-        .ok_or_else(|| Failure::new("InvalidArgument", "the credentials are not of the form USER:PASS"))?;
+        .ok_or_else(|| Failure::invalid("the credentials are not of the form USER:PASS"))?;
     Ok(Some(Login { user: user.into(), password: Some(Hidden(Secret::new(password))) }))
 }
 

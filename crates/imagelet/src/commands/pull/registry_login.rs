@@ -47,7 +47,7 @@ pub(crate) async fn log_in(
         question("Password: ", true).await?
     };
     if user.is_empty() || password.expose().is_empty() {
-        return Err(Failure::new("InvalidArgument", "a login has a user and a password, and neither is empty"));
+        return Err(Failure::invalid("a login has a user and a password, and neither is empty"));
     }
     let credential = Credential::basic(registry.clone(), &user, password.clone());
     let patience = global.timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::MAX);
@@ -98,7 +98,7 @@ pub(crate) async fn log_out(
 /// The docker configuration that a pull in this process reads.
 fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     let path = settings.docker_config_of_command().ok_or_else(|| {
-        Failure::new("InvalidArgument", "no docker configuration is known to keep the login in")
+        Failure::invalid("no docker configuration is known to keep the login in")
             .or_hint("set HOME, DOCKER_CONFIG, or `credentials.dockerConfig` in the file that IMAGELET_CONFIG names")
     })?;
     Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
@@ -120,7 +120,7 @@ async fn from_stdin(
 async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
-        return Err(Failure::new("InvalidArgument", "stdin is no terminal to ask for user and password")
+        return Err(Failure::invalid("stdin is no terminal to ask for user and password")
             .or_hint("give both: `-u USER --password-stdin`"));
     }
     let _echo = is_hidden.then(HiddenInput::start).transpose()?;
