@@ -177,7 +177,7 @@ impl Command for WhyRequest {
         let presence_unknown = rows.is_err();
         let rows = rows.unwrap_or_default();
         let is_listed = history.images.iter().any(|image| rows.iter().any(|row| is_of(row, &image.key)));
-        let predicted = if is_listed { predict(&node.collection).await } else { Ok(Prediction::default()) };
+        let predicted = if is_listed { predict(&node.collection).await } else { Ok(HashMap::new()) };
         let predicted = predicted.map_err(|failure| problems.push(failure.to_string())).unwrap_or_default();
         let snapshot = images.inventory.snapshot();
         let mut found: Vec<WhyImage> = Vec::new();
@@ -256,63 +256,51 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
     row.id == key.id().as_str() && row.runtime_handler == key.handler()
 }
 
-#[derive(Debug, Default)]
-struct Prediction {
-    /// By key, each decision with its position in the order of removal.
-    decisions: HashMap<ImageKey, (GcDecision, Option<usize>)>,
-    frame: WhyNext,
-}
-
-async fn predict(collection: &Collection) -> Result<Prediction, Failure> {
+/// The decision of the next collection on each image.
+async fn predict(collection: &Collection) -> Result<HashMap<ImageKey, WhyNext>, Failure> {
     let report = collection.plan(GcGoal::Threshold).await;
     let report = report.map_err(|error| Failure::because("could not plan the next collection", &error))?;
-    let settings = collection.images.settings();
-    let placed = |(place, decision): (usize, GcDecision)| {
+    let (settings, used_percent) = (collection.images.settings(), report.disk_before.used_percent());
+    let next = |(place, decision): (usize, GcDecision)| {
         let place = (decision.outcome == GcOutcome::Chosen).then_some(place);
-        (decision.key(), (decision, place))
-    };
-    Ok(Prediction {
-        frame: WhyNext {
-            used_percent: Some(report.disk_before.used_percent()),
+        let next = WhyNext {
+            verdict: if place.is_some() { "remove" } else { "keep" }.into(),
+            code: decision.reason.code().into(),
+            inputs: decision.reason.inputs(),
+            reason: decision.reason.to_string(),
+            place,
+            used_percent: Some(used_percent),
             high_percent: settings.collection.policy.high().get(),
             low_percent: settings.collection.policy.low().get(),
             mode: settings.collection.mode.name().into(),
-            ..WhyNext::default()
-        },
-        decisions: (1..).zip(report.decisions).map(placed).collect(),
-    })
+        };
+        (decision.key(), next)
+    };
+    Ok((1..).zip(report.decisions).map(next).collect())
 }
 
 pub(crate) async fn predict_all(collection: &Collection, rows: &mut [ImageRow]) {
     let predicted = predict(collection).await.unwrap_or_else(|failure| {
         tracing::warn!(problem = failure.to_string(), "could not predict the next collection");
-        Prediction::default()
+        HashMap::new()
     });
     for row in rows {
         let key = ImageKey::new(ImageId::new(&row.id), row.runtime_handler.clone());
-        let Some((decision, place)) = predicted.decisions.get(&key) else { continue };
-        let goes = if place.is_some() { "goes" } else { "stays" };
-        row.next_code = Some(decision.reason.code().to_owned());
-        row.next_reason = Some(format!("{goes}: {}", decision.reason));
+        let Some(next) = predicted.get(&key) else { continue };
+        let goes = if next.place.is_some() { "goes" } else { "stays" };
+        row.next_code = Some(next.code.clone());
+        row.next_reason = Some(format!("{goes}: {}", next.reason));
     }
 }
 
 fn history_row(
     image: ImageHistory,
     rows: &[ImageRow],
-    predicted: &Prediction,
+    predicted: &HashMap<ImageKey, WhyNext>,
     snapshot: Option<&Snapshot>,
 ) -> WhyImage {
     let key = ImageKey::parse(&image.key);
     let now = rows.iter().find(|row| is_of(row, &image.key)).cloned();
-    let next = predicted.decisions.get(&key).map(|(decision, place)| WhyNext {
-        verdict: if place.is_some() { "remove" } else { "keep" }.into(),
-        code: decision.reason.code().into(),
-        inputs: decision.reason.inputs(),
-        reason: decision.reason.to_string(),
-        place: *place,
-        ..predicted.frame.clone()
-    });
     let mut names = now.as_ref().map(|row| row.names.clone()).unwrap_or_default();
     names.extend(image.names.iter().filter(|name| !names.contains(name)).cloned().collect::<Vec<_>>());
     let removed = image.acts.iter().rev().find(|act| act.code == ActCode::Removed).and_then(|act| act.details.bytes);
@@ -328,7 +316,7 @@ fn history_row(
         pulled_at: pulled.and_then(|pulled| moment(pulled.at)),
         pulled_bytes: pulled.map(|pulled| pulled.bytes.0),
         pulled_in_ms: pulled.map(|pulled| milliseconds_of(pulled.duration)),
-        next: next.filter(|_| now.is_some()),
+        next: predicted.get(&key).cloned().filter(|_| now.is_some()),
         now,
         history: image.acts.into_iter().map(happening).collect(),
         ..WhyImage::default()
