@@ -9,7 +9,7 @@ mod start;
 mod systemd_notify;
 mod wiring;
 
-use std::{collections::BTreeSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use imagelet_core::credentials::Standalone;
 use imagelet_oci::Access;
@@ -62,7 +62,9 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
 
     let (handlers, runtime) = runtime_behind(&settings)?;
     let (calls, start, limits) = (Calls::default(), Start::default(), Limits::of_socket(open_files_max()));
-    let images = Arc::new(ServedImages::new(start.clone(), state_place(&settings)));
+    // The folder of the state is probably on the disk of the images.
+    let place = settings.images.backend.engine().place.root.clone();
+    let images = Arc::new(ServedImages::new(start.clone(), place));
     let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
     let router = start.clone().router(cri);
     let server = |listener: UnixListener| {
@@ -157,14 +159,6 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     }
     tracing::info!("stopped");
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
-}
-
-/// A directory that is probably on the disk of the images.
-fn state_place(settings: &Settings) -> PathBuf {
-    match &settings.images.backend {
-        Backend::Embedded(store) => store.engine.place.root.clone(),
-        Backend::Cri(runtime) => runtime.engine.place.root.clone(),
-    }
 }
 
 /// The server for calls about containers: the runtime of the images, the runtime beside an embedded store, or none.
