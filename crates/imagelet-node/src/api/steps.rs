@@ -1,9 +1,10 @@
 //! The progress steps that the daemon reports while a command runs.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use imagelet_core::{
     image::ByteSize,
+    lock::locked,
     ports::{LayerState, NextRequest, Progress, PullProgress, PullWatcher, RemovedImage},
     printable::printable,
 };
@@ -27,7 +28,7 @@ pub fn no_steps() -> Steps {
 pub fn watcher(steps: Steps) -> PullWatcher {
     let seen = Mutex::new(PullProgress::default());
     Arc::new(move |progress| {
-        let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut seen = locked(&seen);
         for step in Step::between(&seen, progress) {
             steps(step);
         }
@@ -39,7 +40,7 @@ pub fn watcher(steps: Steps) -> PullWatcher {
 pub fn progress(steps: Steps) -> Progress {
     let (watcher, progress) = (watcher(steps), Mutex::new(PullProgress::default()));
     Arc::new(move |event| {
-        let mut progress = progress.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut progress = locked(&progress);
         progress.apply(event, Instant::now());
         watcher(&progress);
     })

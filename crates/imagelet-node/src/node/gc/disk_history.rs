@@ -1,9 +1,8 @@
 //! The disk usage of the last day, and the forecast of when it reaches the high threshold.
 
-use std::{
-    collections::VecDeque,
-    sync::{Mutex, PoisonError},
-};
+use std::{collections::VecDeque, sync::Mutex};
+
+use imagelet_core::lock::locked;
 
 use crate::api::DiskSample;
 
@@ -24,7 +23,7 @@ pub(super) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 
 impl DiskHistory {
     pub(super) fn record(&self, sample: DiskSample) {
-        let mut samples = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut samples = locked(&self.0);
         // The clock was set back: samples with a later time are removed.
         while samples.back().is_some_and(|last| last.at > sample.at) {
             samples.pop_back();
@@ -40,7 +39,7 @@ impl DiskHistory {
     }
 
     pub(super) fn all(&self) -> Vec<DiskSample> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        locked(&self.0).iter().cloned().collect()
     }
 }
 

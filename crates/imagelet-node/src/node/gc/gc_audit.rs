@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    sync::PoisonError,
     time::{Duration, SystemTime},
 };
 
@@ -10,6 +9,7 @@ use imagelet_core::{
     events::EventKind,
     gc::{GcError, GcOutcome, GcReport},
     image::{ByteSize, counted},
+    lock::locked,
     metrics::{MetricKind, families},
 };
 
@@ -81,7 +81,7 @@ impl Collection {
         }
         metrics.observe(&DURATION, &[], took.as_secs_f64());
         let ended = LastCollection { at: moment(began), by: by.to_owned(), took_ms: milliseconds_of(took), ..ended };
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some(ended);
+        *locked(&self.last) = Some(ended);
     }
 
     fn count(&self, report: &GcReport, shadow: bool) {

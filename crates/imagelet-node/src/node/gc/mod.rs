@@ -5,10 +5,11 @@ mod disk_history;
 mod gc_audit;
 mod usage;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use imagelet_core::{
     gc::{GcRuns, ImageGc, RunMessage},
+    lock::locked,
     metrics::Metrics,
 };
 
@@ -35,11 +36,11 @@ impl Collection {
     }
 
     pub fn last(&self) -> Option<LastCollection> {
-        self.last.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        locked(&self.last).clone()
     }
 
     /// The log message and events at the end of a periodic run.
     pub(crate) fn ended(&self, result: Result<(), &str>) -> RunMessage {
-        self.runs.lock().unwrap_or_else(PoisonError::into_inner).ended(result)
+        locked(&self.runs).ended(result)
     }
 }
