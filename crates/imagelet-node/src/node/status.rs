@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use futures_util::future::OptionFuture;
 use imagelet_core::{disks::DiskUse, inventory::node_images};
 
 use super::{Command, LocalNode, pulls::queue};
@@ -25,12 +26,7 @@ impl Command for StatusRequest {
         let (images, place) = (&node.pulls.images, &node.pulls.images.place);
         let mut problems = Vec::new();
         let seen = async { (images.refresh().await, images.inventory.image_list().await) };
-        let imports = async {
-            match &node.status.imports {
-                Some(images) => Some(ImportStatus::of(images).await),
-                None => None,
-            }
-        };
+        let imports = OptionFuture::from(node.status.imports.as_deref().map(ImportStatus::of));
         let (seen, disks, runtime_import) = tokio::join!(
             tokio::time::timeout(STATUS_WAIT_MAX, seen),
             tokio::time::timeout(STATUS_WAIT_MAX, images.disks()),
