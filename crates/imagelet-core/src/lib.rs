@@ -4,7 +4,6 @@
 //! [`ports::ContainerService`], and uses only local files and child processes.
 
 pub mod audit_log;
-pub mod backoff;
 pub mod bounded_map;
 pub mod credentials;
 pub mod disks;
@@ -24,6 +23,7 @@ pub mod node_policy;
 pub mod ports;
 pub mod printable;
 pub mod records;
+pub mod retry_wait;
 #[cfg(any(test, feature = "test-util"))]
 pub mod testing;
 pub mod text;

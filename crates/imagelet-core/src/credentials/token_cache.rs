@@ -10,7 +10,7 @@ use std::{
 use async_trait::async_trait;
 
 use super::Secret;
-use crate::{backoff::random, bounded_map::make_room, lock::locked, text::PlainError};
+use crate::{bounded_map::make_room, lock::locked, retry_wait::random, text::PlainError};
 
 /// A token with a longer lifetime is renewed after this time.
 const AGE_MAX: Duration = Duration::from_hours(24);

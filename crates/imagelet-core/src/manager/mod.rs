@@ -1,12 +1,12 @@
 //! Ensures that an image is present and that its client may use it (`docs/spec/pull.md §2`).
 
-mod backoff;
 mod decide;
 mod ended_pods;
 mod ensure;
 mod error;
 mod meters;
 mod pod;
+mod pull_backoff;
 mod puller;
 mod request;
 mod startup_latency;
@@ -21,13 +21,13 @@ use std::{
 
 use tokio::time::Instant;
 
-use backoff::Backoff;
 use ended_pods::EndedPods;
 pub use ended_pods::{PodChanges, PodEnd};
 use ensure::Ensuring;
 pub use ensure::StaleUse;
 pub use error::EnsureError;
 pub use pod::{PodImage, PodOutcome, PodRequest, PodRole};
+use pull_backoff::Backoff;
 use puller::Puller;
 pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},

@@ -7,7 +7,7 @@ mod health;
 use std::{fmt::Debug, future::ready, sync::Arc, time::Duration};
 
 use futures_util::{FutureExt as _, StreamExt as _, TryStreamExt as _};
-use imagelet_core::backoff::{grown, random_share, scattered};
+use imagelet_core::retry_wait::{grown, random_share, scattered};
 use kube::{
     Api, Client, Resource,
     runtime::{

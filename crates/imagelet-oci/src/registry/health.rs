@@ -13,9 +13,9 @@ use std::{
 };
 
 use imagelet_core::{
-    backoff::grown,
     durable::replace_file_unsynced,
     error::{ErrorClass, Fault, Party},
+    retry_wait::grown,
 };
 use serde::{Deserialize, Serialize};
 use tokio::{task::JoinSet, time::Instant};

@@ -10,9 +10,9 @@ use std::{
 };
 
 use imagelet_core::{
-    backoff::{grown, random_share, scattered},
     error::{Party, RuntimeError},
     ports::Patience,
+    retry_wait::{grown, random_share, scattered},
 };
 use tokio::time::Instant;
 

@@ -10,9 +10,9 @@ use std::{
 use futures_util::{FutureExt as _, future::BoxFuture};
 use http::{HeaderMap, HeaderValue, StatusCode, header};
 use imagelet_core::{
-    backoff::random_share,
     error::{ErrorClass, Fault, Party, RuntimeError, RuntimeErrorKind, Stage},
     ports::{NextRequest, PullEvent},
+    retry_wait::random_share,
 };
 use tokio::time::Instant;
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use imagelet_core::backoff::random;
+use imagelet_core::retry_wait::random;
 use tonic::metadata::{Ascii, MetadataValue};
 
 /// The id of a lease that imagelet created: a prefix and a random UUID.

@@ -12,10 +12,10 @@ use std::{
 };
 
 use imagelet_core::{
-    backoff::{grown, random_share, scattered},
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::shown_name,
     lock::locked,
+    retry_wait::{grown, random_share, scattered},
     text::quoted,
 };
 use prost::Message;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use imagelet_core::backoff::random_share;
+use imagelet_core::retry_wait::random_share;
 use jiff::Timestamp;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},

@@ -1,6 +1,6 @@
 //! The prefetch agent of a node: watches sets and its Node, pulls, pins, reports, and sets a condition for gated sets.
 
-mod gate;
+mod images_ready;
 mod own_node;
 mod plan;
 mod port;
@@ -17,12 +17,12 @@ use std::{
 };
 
 use imagelet_core::{
-    backoff::random_share,
     error::{ErrorClass, Stage},
     hold::CHECK_PERIOD,
     image::{ImageSpec, Platform},
     manager::{Caller, EnsureRequest},
     ports::PullRequest,
+    retry_wait::random_share,
 };
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Node;
@@ -43,8 +43,8 @@ use tokio_util::task::AbortOnDropHandle;
 
 pub use self::port::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 use self::{
-    gate::ImagesReady,
-    own_node::{condition_patch, images_ready},
+    images_ready::ImagesReady,
+    own_node::{condition_in_api, condition_patch},
     plan::{Plan, PlanInput, Task, TaskKey, TaskState, Waiting, plan, restored},
     progress::PullBytes,
     selection::{LastMatches, SelectedSets},
@@ -189,7 +189,7 @@ impl PrefetchAgent {
             }
             // Each Node is read once: a Node that was received before the last write does not have this write.
             if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
-                of_condition.found(images_ready(&node));
+                of_condition.found(condition_in_api(&node));
                 seen = Some(Arc::clone(&node));
             }
             if conditioning.is_none() && is_surveyed {

@@ -9,10 +9,10 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-use super::gate::{CONDITION, ImagesReady};
+use super::images_ready::{CONDITION, ImagesReady};
 
 /// The condition in the API. `None`: absent. An unknown condition has no message, so it equals no wanted one.
-pub(super) fn images_ready(node: &Node) -> Option<ImagesReady> {
+pub(super) fn condition_in_api(node: &Node) -> Option<ImagesReady> {
     let NodeCondition { status, reason, message, .. } = condition(node)?;
     let message = message.clone().unwrap_or_default();
     Some(match (status.as_str(), reason.as_deref()) {
@@ -77,7 +77,7 @@ mod tests {
             (written("True", "ByHand"), Some((false, "")), "2026-01-01T00:00:00Z"),
         ] {
             let node = node(&conditions);
-            let in_api = images_ready(&node);
+            let in_api = condition_in_api(&node);
             assert_eq!(in_api.as_ref().map(|it| (it.is_ready, it.message.as_str())), found, "{conditions}");
             let condition = json!({
                 "type": CONDITION, "status": "True", "reason": "ImagesPresent", "message": "new",

@@ -9,7 +9,7 @@ use imagelet_core::printable::printable_start;
 use tokio::time::Instant;
 
 use super::{
-    gate::ImagesReady,
+    images_ready::ImagesReady,
     port::{FetchFailure, ImagePresence, SetPin},
     turns::{Candidate, next},
 };

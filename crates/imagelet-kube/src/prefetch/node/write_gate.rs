@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use imagelet_core::backoff::scattered;
+use imagelet_core::retry_wait::scattered;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::time::Instant;
 
-use super::gate::ImagesReady;
+use super::images_ready::ImagesReady;
 use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
 
 /// The minimum time between two writes of one node.

@@ -3,10 +3,10 @@
 use std::{ops::ControlFlow, sync::Arc, time::SystemTime};
 
 use imagelet_core::{
-    backoff::random,
     error::{RuntimeError, RuntimeErrorKind},
     failpoint,
     image::Digest,
+    retry_wait::random,
 };
 use imagelet_oci::{ImportedImage, StagedTree, Taken};
 use tokio::{

@@ -3,7 +3,7 @@
 use std::{process::ExitCode, sync::Arc, time::SystemTime};
 
 use futures_util::future::OptionFuture;
-use imagelet_core::{backoff::random, metrics::Metrics};
+use imagelet_core::{metrics::Metrics, retry_wait::random};
 use imagelet_kube::PrefetchController;
 
 use super::access;
