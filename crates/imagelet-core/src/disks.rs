@@ -18,7 +18,7 @@ pub struct FsStats {
     pub disk: Option<DiskUse>,
 }
 
-/// Both file systems. They are equal if images and writable layers are on the same file system.
+/// The file systems of images and of writable layers. The fields are equal if there is only one file system.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskStats {
     pub images: FsStats,
@@ -26,7 +26,7 @@ pub struct DiskStats {
 }
 
 impl DiskStats {
-    /// Measures the first file system of a runtime, or both if the runtime reports two mount points. May block.
+    /// Measures the file system of images and writable layers, or two file systems if they are separate. May block.
     pub fn measure(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
         if let Some((images, containers)) = split(reported)
             && let Ok(disk) = probe.look(&images.mountpoint)
@@ -36,7 +36,7 @@ impl DiskStats {
         Self::of_runtime(reported, probe)
     }
 
-    /// Uses the first file system, which includes the writable layers, as in the kubelet.
+    /// Takes the first reported file system for images and for writable layers, as the kubelet does.
     fn of_runtime(reported: &ImageFilesystems, probe: &dyn DiskProbe) -> Result<Self, PlainError> {
         let first = image_filesystem(reported)?;
         let disk = image_disk(first, probe)?;
@@ -70,7 +70,7 @@ pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&Filesyste
     reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
 }
 
-/// `None`: this process cannot see the disk.
+/// The disk of the images' file system. `None`: this process cannot see that disk.
 pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Result<Option<DiskUse>, PlainError> {
     visible(probe, &images.mountpoint).map_err(|error| {
         let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
@@ -78,7 +78,7 @@ pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Res
     })
 }
 
-/// Both file systems, if their mount points differ.
+/// The file systems of images and of writable layers. `None`: the runtime does not report two mount points.
 fn split(reported: &ImageFilesystems) -> Option<(&FilesystemUsage, &FilesystemUsage)> {
     let (images, containers) = (reported.images.first()?, reported.containers.first()?);
     let is_placed = |usage: &FilesystemUsage| !usage.mountpoint.as_os_str().is_empty();
@@ -101,7 +101,7 @@ pub struct DiskUse {
     /// Total and free inodes, if the file system counts them.
     pub inodes: Option<u64>,
     pub inodes_free: Option<u64>,
-    /// Reservations of running pulls that are not written yet.
+    /// Disk space that running pulls have reserved but not yet written.
     pub reserved: Freed,
 }
 
@@ -114,7 +114,7 @@ impl DiskUse {
         Self { capacity, available: available.min(capacity), ..Self::default() }
     }
 
-    /// Counts the blocks that the file system reserves for root as used, as [`Self::used_percent`] does.
+    /// The used bytes, including the blocks that the file system reserves for root.
     pub fn used(&self) -> ByteSize {
         self.capacity.saturating_sub(self.available)
     }
@@ -125,7 +125,7 @@ impl DiskUse {
         Self { available, inodes_free, ..self.clone() }
     }
 
-    /// Limits `freed` to the used bytes if it is a claimed sum, which counts a shared layer once per image.
+    /// Limits a claimed `freed` to the used bytes, because a claimed sum counts a shared layer once per image.
     pub(crate) fn at_most_used(&self, freed: Freed, certainty: Certainty) -> Freed {
         if certainty != Certainty::Claimed || self.capacity == ByteSize::ZERO {
             return freed;
@@ -144,7 +144,7 @@ impl DiskUse {
 }
 
 pub trait DiskProbe: Send + Sync + fmt::Debug {
-    /// Measures the disk now. May block.
+    /// Measures the disk on which the directory is. May block.
     fn look(&self, directory: &Path) -> io::Result<DiskUse>;
 }
 
@@ -164,7 +164,7 @@ impl DiskProbe for StatVfs {
     }
 }
 
-/// `None`: this process cannot see the directory, which is not an error.
+/// Measures the disk on which the directory is. `None`: this process cannot see the directory.
 fn visible(probe: &dyn DiskProbe, directory: &Path) -> io::Result<Option<DiskUse>> {
     match probe.look(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {

@@ -24,14 +24,14 @@ pub trait EventSink: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub kind: EventKind,
-    /// For example `Pulling`, `Pulled` or `Failed`.
+    /// The reason, for example `Pulling`, `Pulled` or `Failed`.
     pub reason: &'static str,
     /// The text for readers on the node.
     pub message: String,
-    /// The text for cluster-wide readers, if `message` has names of one namespace. `None`: they read `message`.
+    /// The text for cluster-wide readers, if `message` has names of one namespace. `None`: they get `message`.
     pub note: Option<String>,
     pub subject: EventSubject,
-    /// For programs. `message` has the kubelet's text.
+    /// The class and stage of the failure, for programs, because `message` has the kubelet's text.
     pub cause: Option<EventCause>,
 }
 
@@ -50,7 +50,7 @@ named_enum! {
     }
 }
 
-/// The pod of a request or an event. All fields are empty: no pod.
+/// The pod of a request or an event. If there is no pod, all fields are empty.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct PodIdentity {
     pub namespace: Arc<str>,
@@ -101,7 +101,7 @@ pub struct LogEvents {
 }
 
 impl LogEvents {
-    /// Stores `kept_max` events. A subscriber that is further behind loses the oldest events.
+    /// Stores the last `kept_max` events. A subscriber that is further behind than that loses the oldest events.
     pub fn new(kept_max: NonZeroUsize) -> Self {
         let (followers, _) = broadcast::channel(kept_max.get());
         Self { kept: Mutex::new(VecDeque::new()), kept_max, followers }

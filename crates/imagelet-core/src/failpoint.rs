@@ -74,7 +74,7 @@ pub fn synced(folder: Option<&Path>) -> io::Result<()> {
     SYNCS.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
 }
 
-/// Reaches the step `ROOM.STEP` of a mechanism that several rooms use.
+/// Reaches the step `ROOM.STEP`. `room` names the caller of code that several modules use.
 pub(crate) fn reach_in(room: &str, step: &str) {
     if COMPILED_IN {
         reach(&format!("{room}.{step}"));

@@ -17,11 +17,11 @@ use tokio::time::Instant;
 
 use crate::{lock::locked, text::named_enum};
 
-/// Bytes per second.
+/// The default of [`HoldPolicy::rate_min`], in bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
 /// The rate of a holder counts only after this time, because connections start slowly.
 pub const GRACE: Duration = Duration::from_secs(5);
-/// The maximum time between two checks. A holder below its rate releases the resource within twice [`GRACE`].
+/// The maximum time between two checks of a rate. A slow holder releases the resource within twice [`GRACE`].
 pub const CHECK_PERIOD: Duration = Duration::from_millis(500);
 /// A pull always waits for another tenant's fetch that is expected to end within this time.
 const JOIN_WAIT: Duration = Duration::from_secs(5);
@@ -35,9 +35,9 @@ named_enum! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum SharedThing {
         Memory = "memory",
-        /// A slot among the layers that are being fetched.
+        /// One of the slots in which layers are fetched.
         Place = "place",
-        /// The fetch of the same layer.
+        /// The fetch of a layer that both pulls need.
         Layer = "layer",
         /// Space on the disk that other pulls have reserved.
         Space = "space",
@@ -47,7 +47,7 @@ named_enum! {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullWait {
     pub thing: SharedThing,
-    /// The image of the holding pull. If several pulls hold parts, the image of the pull with the largest part.
+    /// The image of the pull that has the resource. If several pulls share it, the pull with the largest part counts.
     pub holder: Option<String>,
 }
 
@@ -73,11 +73,11 @@ pub struct HoldMeter {
 
 #[derive(Debug)]
 struct Clock {
-    /// Counted time before `resumed`.
+    /// The counted time up to the last pause.
     counted: Duration,
-    /// `None` while paused.
+    /// The time at which counting began again. `None`: the clock is paused.
     resumed: Option<Instant>,
-    /// The ends of the last two windows: the counted time and the bytes at that time.
+    /// The counted time and the bytes at the ends of the last two windows. A window lasts at least [`GRACE`].
     marks: [(Duration, u64); 2],
 }
 
@@ -156,7 +156,7 @@ fn per_second(bytes: u64, time: Duration) -> u64 {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HoldPolicy {
-    /// A holder with a waiter releases the resource below this rate, in bytes per second. 0: never.
+    /// The minimum receive rate of a holder for which another pull waits, in bytes per second. 0: there is no minimum.
     pub rate_min: u64,
 }
 
@@ -167,7 +167,7 @@ impl Default for HoldPolicy {
 }
 
 impl HoldPolicy {
-    /// Whether a holder with a waiter must release the resource.
+    /// Whether a holder for which another pull waits is too slow, so that it must release the resource.
     #[must_use]
     pub fn gives_up(&self, meter: &HoldMeter, now: Instant) -> bool {
         meter.held_for(now) >= GRACE && meter.rate(now) < self.rate_min
@@ -175,8 +175,8 @@ impl HoldPolicy {
 
     /// Whether a pull waits for another tenant's fetch of the same `size` bytes, of which `left` bytes are missing.
     ///
-    /// `own_rate`: the rate of the pull's own registry. `None`: the rate of `fetch` is assumed, but at least 1 MiB/s. A
-    /// pull always waits for a fetch that has just started, because the fetch has no known rate yet.
+    /// `own_rate`: the rate of the pull's own registry. If it is unknown, the rate of `fetch` is assumed, but at least
+    /// 1 MiB/s. A pull always waits for a fetch that has just started, because the fetch has no known rate yet.
     #[must_use]
     pub fn waits_for(&self, fetch: &HoldMeter, left: u64, size: u64, own_rate: Option<u64>, now: Instant) -> bool {
         if self.rate_min == 0 || fetch.held_for(now) < GRACE / 5 {
@@ -186,14 +186,14 @@ impl HoldPolicy {
         expected(left, rate) <= own_expected(size, own_rate.unwrap_or(rate.max(RATE_ASSUMED)))
     }
 
-    /// As [`Self::waits_for`], for a fetch whose last byte came `whole_for` ago: the registry does not cause the delay.
+    /// Like [`Self::waits_for`], for a fetch that received its last byte `whole_for` ago but has not ended.
     #[must_use]
     pub fn waits_for_whole(&self, whole_for: Duration, size: u64, own_rate: Option<u64>) -> bool {
         self.rate_min == 0 || whole_for <= own_expected(size, own_rate.unwrap_or(RATE_ASSUMED))
     }
 }
 
-/// How long a pull waits for another pull instead of fetching `size` bytes itself.
+/// The longest wait of a pull for another pull, before it fetches the `size` bytes itself at `rate`.
 fn own_expected(size: u64, rate: u64) -> Duration {
     JOIN_WAIT.max(expected(size, rate).saturating_mul(2))
 }

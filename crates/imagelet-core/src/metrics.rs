@@ -124,7 +124,7 @@ impl Metrics {
         }
     }
 
-    /// All families in Prometheus' text format, by name.
+    /// All families in Prometheus' text format, sorted by name.
     pub fn render(&self) -> String {
         let mut text = String::new();
         for registered in locked(&self.families).values() {

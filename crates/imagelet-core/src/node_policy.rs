@@ -1,5 +1,5 @@
 //! The switches for deviations from the kubelet: one value, set once from the configuration. `docs/compatibility.md`
-//! lists the deviations. Code reads single switches, never a mode.
+//! lists the deviations. The code reads single switches, never the value as a whole.
 
 /// One switch for each deviation from the kubelet. `false` is the kubelet's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -11,81 +11,81 @@ pub struct NodePolicy {
     pub gc: GcRules,
 }
 
-/// Queue, attempts and back-off.
+/// Switches for the pull queue, the attempts of a pull, and the back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PullRules {
-    /// Pulls wait by priority, and a few small pulls may run above the slot limit. Off: first come, first served.
+    /// On: pulls wait by priority, and a few small pulls run above the slot limit. Off: pulls wait by arrival.
     pub prioritized_queue: bool,
-    /// A pull above the rate limit waits. Off: the pull fails.
+    /// On: a pull above the rate limit waits. Off: such a pull fails.
     pub waits_for_rate: bool,
-    /// Equal pulls of several pods share one pull.
+    /// On: equal requests of several pods share one pull. Off: each request has its own pull.
     pub shared_pulls: bool,
-    /// Requests to a registry that fails repeatedly stop for a while.
+    /// On: after repeated failures of a registry, pulls from it are rejected for a while. Off: each pod requests again.
     pub circuit_breaker: bool,
-    /// A pull tries a limited number of credentials, and stops after a failure that no credential changes. Off: all.
+    /// On: a pull tries at most 64 credentials, and none after a failure that no credential changes. Off: it tries all.
     pub bounded_attempts: bool,
-    /// The back-off belongs to the image and its credentials. Off: only to the image.
+    /// On: a pod with changed credentials is not in the back-off of its image any more. Off: the back-off stays.
     pub backoff_by_credentials: bool,
-    /// A successful pull ends the back-off.
+    /// On: a successful pull ends the back-off of its pod and image. Off: the back-off stays.
     pub success_ends_backoff: bool,
 }
 
-/// Credentials, and the records of which client may use an image.
+/// Switches for credentials, and for the records that say which pods may use an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct AccessRules {
-    /// Identity tokens, helpers and the queried host of Docker configurations are used, and empty entries are ignored.
+    /// On: Docker configurations are read as in Docker, with identity tokens and helpers. Off: as in the kubelet.
     pub docker_keyring: bool,
-    /// An unreadable pull secret is skipped. Off: the request fails.
+    /// On: an unreadable pull secret is skipped. Off: it makes the request fail.
     pub skips_unreadable_secrets: bool,
-    /// The intent of a pull is recorded after the back-off check. Off: before; a failed check removes the intent.
+    /// On: a pull's intent is recorded after the back-off check. Off: it is recorded before, and removed in back-off.
     pub intent_after_backoff: bool,
-    /// The intent of a pull with an unknown result stays until a check for the image. Off: it is removed.
+    /// On: the intent of a pull with an unknown result stays until a check for the image. Off: it is removed.
     pub keeps_doubtful_intents: bool,
-    /// An intent applies to its image under any name. Off: only under the requested spelling.
+    /// On: an intent restricts access to its image under any name. Off: only under the name as written in the request.
     pub intents_guard_images: bool,
-    /// After a restart, the intents of interrupted pulls into the embedded store are resolved.
+    /// On: a restart removes the intents of interrupted pulls whose images the embedded store lacks. Off: they stay.
     pub resolves_interrupted_pulls: bool,
 }
 
-/// The images of a pod, and the messages that the pod shows.
+/// Switches for the images of a pod, and for the messages in the pod status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PodRules {
-    /// Waiting reasons are fixed words; messages have image and cause. Off: some reasons are raw error texts.
+    /// On: waiting reasons are fixed words; messages have image and cause. Off: some reasons are raw error texts.
     pub stable_reasons: bool,
-    /// The images of a pod are requested in parallel. Off: in sequence; a failed init image or volume blocks the rest.
+    /// On: the images of a pod are requested in parallel. Off: in sequence, and a failed image may block later images.
     pub parallel_pod_images: bool,
-    /// The images of a pod are pulled before the pod requests them.
+    /// On: the images of a pod are pulled before the kubelet requests them. Off: when the kubelet requests them.
     pub looks_ahead: bool,
-    /// Pulls include the pod's runtime handler.
+    /// On: the pulls of a pod have the pod's runtime handler. Off: they have no handler.
     pub sends_runtime_handler: bool,
 }
 
-/// Lists, pins and the usage history.
+/// Switches for lists, pins and the usage history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InventoryRules {
-    /// The history of an image survives its absence. Off: an image that comes back is new.
+    /// On: a removed image keeps its usage history, and has it after the next pull. Off: a pulled image is always new.
     pub remembers_absent_images: bool,
-    /// Lists are read as streams, if the runtime supports streams.
+    /// On: lists are read as streams if the runtime supports streams. Off: each list is one response.
     pub streams_lists: bool,
-    /// Images of sandboxes are pinned, and those of running sandboxes are in use. Off: neither.
+    /// On: the image for new sandboxes is pinned, and images of existing sandboxes are in use. Off: neither.
     pub pins_sandbox_images: bool,
 }
 
-/// Switches of collections, except the removal order.
+/// Switches for collections. The removal order is a separate setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
-    /// The disk is measured before all removals. Off: after the removals by age, if none failed.
+    /// On: the disk is measured before all removals. Off: it is measured after the removals by age, if none failed.
     pub measures_first: bool,
-    /// A never used image is idle since its first sight (off: infinitely), and prefetched images are removed first.
+    /// On: a never used image is idle since it was first seen, and prefetched images are removed first. Off: a never
+    /// used image is idle without limit.
     pub idle_since_sight: bool,
-    /// Pull records of absent images are pruned. Off: records of all images except those that a space phase considered
-    /// and kept.
+    /// On: each collection prunes the pull records of absent images. Off: only after a space phase without a failure.
     pub prunes_by_present: bool,
-    /// Texts and events are imagelet's. Off: the kubelet's, with its log lines.
+    /// On: error texts and events are imagelet's. Off: they are the kubelet's, and its log lines are written.
     pub own_texts: bool,
 }
 

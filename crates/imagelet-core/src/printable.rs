@@ -16,7 +16,7 @@ pub fn printable(text: &str) -> String {
     text.replace(is_unprintable, "?")
 }
 
-/// As [`printable`], for at most the first `bytes_max` bytes.
+/// Like [`printable`], for at most the first `bytes_max` bytes.
 pub fn printable_start(text: &str, bytes_max: usize) -> String {
     printable(&text[..text.floor_char_boundary(bytes_max)])
 }
@@ -26,8 +26,8 @@ pub fn one_line(text: &str) -> String {
     text.replace(is_unprintable, " ")
 }
 
-/// Escapes the unprintable characters of a JSON text or a log line, except controls. These are line ends, tabs and
-/// colours of the text itself; the writer of a value escapes the controls of the value.
+/// Escapes the unprintable characters of a JSON text or a log line, except control characters: these are its line ends,
+/// tabs and colours. The control characters of a value in the text are already escaped.
 pub fn escape_unprintable(text: &str) -> String {
     let mut escaped = String::with_capacity(text.len());
     for character in text.chars() {

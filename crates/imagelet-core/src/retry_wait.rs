@@ -21,7 +21,7 @@ pub fn random_share() -> f64 {
     (random() >> 11) as f64 / (1_u64 << 53) as f64
 }
 
-/// A random number for waits and names, not for secrets: each `RandomState` has another seed.
+/// A random number for waits and names. It is not safe for secrets, because it comes from the seed of a `RandomState`.
 pub fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

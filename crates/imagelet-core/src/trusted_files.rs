@@ -38,7 +38,7 @@ enum Part {
     File,
     /// A symlink on the path. The mode of a symlink has no meaning.
     Link,
-    /// The folder of one named file.
+    /// A folder of which only one named file is used.
     Folder,
     /// A folder whose entries are all used. A new entry is a change, too.
     Collection,
@@ -54,8 +54,8 @@ pub enum Exposure {
     Everyone,
 }
 
-/// The users other than root and `user` that can change a part. Group write is permitted for group `root` and for the
-/// group with the id of `user`: by convention, these groups have no other members.
+/// The users other than root and `user` that can change a part. `None`: there are none. Group write is permitted for
+/// group `root` and for the group with the id of `user`: by convention, these groups have no other members.
 fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     let is_writable_folder = match part {
         Part::Folder => found.mode & STICKY == 0,
@@ -74,7 +74,7 @@ fn exposure(part: Part, found: Ownership, user: u32) -> Option<Exposure> {
     }
 }
 
-/// The users other than root and `user` that can replace the contents of a folder. `None`: no such users.
+/// The users other than root and `user` that can replace the contents of a folder. `None`: there are no such users.
 pub fn folder_exposure(folder: &Stat, user: u32) -> Option<Exposure> {
     exposure(Part::Folder, ownership(folder), user)
 }
@@ -90,7 +90,7 @@ pub fn open(path: &Path) -> io::Result<fs::File> {
     Ok(file)
 }
 
-/// Reads a file as [`open`] opens it. A file longer than `length_max` fails with `FileTooLarge`.
+/// Opens a file with [`open`] and reads it. A file longer than `length_max` fails with `FileTooLarge`.
 pub fn read(path: &Path, length_max: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut bytes = Zeroizing::new(Vec::new());
     open(path)?.take(length_max + 1).read_to_end(&mut bytes)?;
@@ -106,7 +106,7 @@ pub fn is_public(mode: u32) -> bool {
 }
 
 /// Reads the secret in a file with one line. `name` is the configuration key, for errors. If the line is longer than
-/// `length_max` bytes, the result is longer, too.
+/// `length_max` bytes, the result is also longer, so that the caller can reject it.
 ///
 /// # Errors
 /// If [`open`] fails, if every user may read the file, or if the file is not UTF-8.
@@ -167,7 +167,7 @@ fn judge_folder(part: Part, path: &Path) -> io::Result<()> {
     judge(part, path, &rustix::fs::fstat(&folder)?)
 }
 
-/// The folder of an open file, with symlinks resolved.
+/// The real folder of an open file. `None`: the file is in no folder.
 fn real_folder(file: BorrowedFd<'_>) -> io::Result<Option<PathBuf>> {
     let path = fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()))?;
     Ok(path.parent().filter(|folder| folder.is_absolute()).map(Path::to_owned))

@@ -37,7 +37,7 @@ impl LogFiles {
         Self { directory: directory.to_owned(), bytes_max }
     }
 
-    /// Appends all lines or none, under the lock of the writing processes. A new file begins if the newest file is
+    /// Appends all lines or none, under a lock that all writing processes take. A new file begins if the newest file is
     /// full. If the log would be too large, its oldest files are removed first.
     pub(super) fn append(&self, lines: &[Line], is_synced: bool) -> io::Result<()> {
         let mut text = Vec::new();
@@ -86,7 +86,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     if before > 0 {
         file.read_exact_at(&mut last, before - 1)?;
     }
-    // Two writes, so that a test can abort the process between them.
+    // The text is written in two parts, so that a test can abort the process in between.
     let half = if crate::failpoint::COMPILED_IN { text.len() / 2 } else { 0 };
     // Ends the torn line that a crash left. Readers skip that line.
     let end: &[u8] = if last == [b'\n'] { b"" } else { b"\n" };
@@ -104,7 +104,7 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads all lines, oldest first, without a lock: a half-written line is damage. An absent directory is an empty log.
+/// Reads all lines, the oldest first. Takes no lock, so a line may be half-written. It then counts as damage.
 pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
     let mut damage = Damage::default();
     for (_, path) in list(directory)? {
@@ -113,7 +113,7 @@ pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<D
     Ok(damage)
 }
 
-/// The last acts within [`RECENT_BYTES_MAX`], the latest first. Reads only as many files as the acts need.
+/// The last `max` acts in the last [`RECENT_BYTES_MAX`] bytes, the latest first. Reads only as many files as needed.
 pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
     let (mut recent, mut bytes_left) = (Vec::new(), RECENT_BYTES_MAX);
     for (_, path) in list(directory)?.into_iter().rev() {
@@ -159,7 +159,7 @@ fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(
     }
 }
 
-/// The files of the log, the oldest first. Empty if the directory is absent.
+/// The numbers and paths of the files of the log, the oldest first. The list is empty if the directory is absent.
 pub(super) fn list(directory: &Path) -> io::Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(directory) {
         Ok(entries) => entries,

@@ -15,25 +15,25 @@ use super::{
 };
 use crate::image::Reference;
 
-/// A shorter id prefix matches no image.
+/// The minimum number of digits of an id prefix. A shorter prefix matches no image.
 const DIGITS_MIN: usize = 4;
-/// Of each image, only the last acts are reported.
+/// The maximum number of reported acts of an image. Earlier acts are omitted.
 const ACTS_MAX: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct History {
-    /// Sorted by key. More than one if a name moved to another image, or if an id prefix is ambiguous.
+    /// The matching images, sorted by key. Several images match if a name moved or an id prefix is ambiguous.
     pub images: Vec<ImageHistory>,
-    /// Time of the oldest line in the log. `None` for an empty log.
+    /// The time of the oldest line in the log. `None`: the log is empty.
     pub since: Option<Timestamp>,
-    /// Number of acts that were not written to the disk.
+    /// The number of acts that could not be written.
     pub lost: u64,
     pub damage: Damage,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ImageHistory {
-    /// Empty if the log has only failed pulls of a name.
+    /// The key of the image. Empty: the log has only failed pulls of this name.
     pub key: String,
     pub names: Vec<String>,
     /// The last acts, the oldest first.

@@ -5,9 +5,9 @@
 //! DIRECTORY/lock               locked while a process appends lines
 //! ```
 //!
-//! The directory may be deleted at any time; then only the command `why` has no history. A line is one JSON document
-//! (`record.rs`). A crash leaves at worst a torn last line, which readers skip. Several processes may write. Readers
-//! take no lock. Other files in the directory are ignored.
+//! The directory may be deleted at any time; the only effect is that the command `why` has no history. A line is one
+//! JSON document (`record.rs`). A crash leaves at worst a torn last line, which readers skip. Several processes may
+//! write. Readers take no lock. Other files in the directory are ignored.
 //!
 //! **Invariant:** a caller never fails or waits because of a full or slow disk. A record that cannot be written is
 //! counted as lost. The next successful write records the count.
@@ -39,7 +39,7 @@ pub use self::{
 use self::{files::LogFiles, record::Line};
 use crate::lock::locked;
 
-/// Limit of queued acts. Acts above the limit are lost and counted.
+/// Limit of queued acts. Further acts are lost and counted.
 const WAITING_MAX: usize = 256;
 /// The minimum size: a smaller log covers too little history.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
@@ -48,7 +48,7 @@ pub(crate) const BYTES_MIN: u64 = 64 << 10;
 #[derive(Debug, Default)]
 pub struct AuditLog {
     directory: Option<PathBuf>,
-    /// Zero: no act is written. Existing records stay readable.
+    /// The maximum size of the log. Zero: no act is written, but existing records stay readable.
     bytes_max: u64,
     state: Arc<WriteState>,
     worker: Mutex<Option<Worker>>,
@@ -69,7 +69,7 @@ struct Worker {
 #[derive(Debug)]
 enum Message {
     Act(Box<Act>),
-    /// The answer comes after all earlier acts are written.
+    /// Requests an answer as soon as all earlier acts are written or lost.
     Flush(SyncSender<()>),
 }
 
@@ -107,18 +107,18 @@ impl AuditLog {
         }
     }
 
-    /// Number of records lost since this process started.
+    /// The number of records lost since this process started.
     pub fn lost(&self) -> u64 {
         self.state.lost.load(Ordering::Relaxed)
     }
 
-    /// The history of the images that match a name, id, digest, or a prefix of an id or digest. Blocks.
+    /// The history of the images that match a name, an id, a digest or a prefix of these two. Blocks the thread.
     pub fn history(&self, text: &str) -> io::Result<History> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(History::default()), |directory| History::of(directory, text))
     }
 
-    /// The last acts on all images, the latest first. Blocks.
+    /// The last acts on all images, the latest first. Blocks the thread.
     pub fn recent(&self, max: usize) -> io::Result<Vec<Act>> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| files::recent(directory, max))
@@ -149,7 +149,7 @@ impl AuditLog {
 }
 
 impl WriteState {
-    /// Counts a lost record. Logs only the first error.
+    /// Counts a lost record. Logs only the first of several errors in a row.
     fn failed(&self, why: &str) {
         self.lost.fetch_add(1, Ordering::Relaxed);
         if !self.is_failing.swap(true, Ordering::Relaxed) {
@@ -180,7 +180,7 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
     while let Ok(message) = messages.recv() {
         match message {
             Message::Act(act) => {
-                // Failed pulls are not synced: they change no image, and an unreachable registry causes many.
+                // Failed and cancelled pulls are not synced: they change no image, and there may be many.
                 let is_synced = !act.code.is_of_a_name();
                 let lost = state.lost.load(Ordering::Relaxed);
                 let report = Line::Lost { at: Timestamp::now(), count: lost - reported };
@@ -194,7 +194,7 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
                     Err(error) => state.failed(&error.to_string()),
                 }
             }
-            // The waiting caller may have disconnected.
+            // An error means that the caller waits no longer.
             Message::Flush(done) => drop(done.send(())),
         }
     }

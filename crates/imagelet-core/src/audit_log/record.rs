@@ -36,18 +36,18 @@ pub struct Act {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct ActDetails {
-    /// Bytes fetched or reclaimed.
+    /// The bytes that a pull fetched or a removal freed. For a removal by a collection: the listed size.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// The stable code of the reason why a collection removed the image or refused the removal.
+    /// The stable code of the reason why a collection removed or kept the image.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
     /// The text of the reason, if the code is not enough.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
-    /// For a pull by the embedded store: what each host sent. At most [`PullHost::REPORTED_MAX`] hosts.
+    /// What each host sent for a pull by the embedded store, for at most [`PullHost::REPORTED_MAX`] hosts.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub hosts: Vec<PullHost>,
 }
@@ -66,12 +66,12 @@ impl Act {
 pub struct PullHost {
     /// `HOST:PORT`, without user and path.
     pub host: String,
-    /// The host sent or confirmed the manifest.
+    /// Whether the host sent or confirmed the manifest.
     pub manifest: bool,
-    /// Number of blobs of which the host sent bytes.
+    /// The number of blobs of which the host sent bytes.
     pub blobs: u64,
     pub bytes: u64,
-    /// Failed requests by class; at most [`PullHost::CLASSES_MAX`] classes.
+    /// Error class → number of failed requests, for at most [`PullHost::CLASSES_MAX`] classes.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub failures: BTreeMap<String, u64>,
 }
@@ -108,7 +108,7 @@ named_enum! {
     #[serde(rename_all = "snake_case")]
     pub enum ActCode {
         Pulled = "pulled",
-        /// The image came from an archive.
+        /// The image was imported from an archive.
         Imported = "imported",
         /// The image was removed with all its names on request.
         RemovedOnRequest = "removed_on_request",

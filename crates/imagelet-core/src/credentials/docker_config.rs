@@ -19,7 +19,7 @@ use crate::{
 
 /// The name of Docker Hub in `auths` and for credential helpers.
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
-/// The maximum length of a document; a Kubernetes secret cannot be longer.
+/// The maximum length of a document. A Kubernetes secret cannot be longer.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +29,7 @@ pub enum PullSecretKind {
 }
 
 impl PullSecretKind {
-    /// The kind for a secret type of the Kubernetes API. `None`: another type.
+    /// The kind of a Kubernetes secret with this type. `None`: the secret is no pull secret.
     pub fn from_type(name: &str) -> Option<Self> {
         match name {
             "kubernetes.io/dockerconfigjson" => Some(Self::DockerConfigJson),
@@ -48,9 +48,9 @@ impl PullSecretKind {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DockerConfig {
-    /// By the unchanged keys of the document: hosts, URLs, globs.
+    /// Key of the document → login. The keys are unchanged: hosts, URLs and globs.
     pub(crate) entries: BTreeMap<String, DockerEntry>,
-    /// The kubelet ignores credential helpers.
+    /// The credential helpers of the document. The kubelet ignores them.
     pub(crate) helpers: HelperNames,
 }
 
@@ -90,7 +90,7 @@ pub(crate) struct DockerEntry {
     pub(crate) username: String,
     pub(crate) password: Secret,
     pub(crate) email: String,
-    /// A refresh token instead of a password, as `az acr login` writes. The kubelet ignores this field.
+    /// A refresh token instead of a password. `az acr login` writes this field, and the kubelet ignores it.
     pub(crate) identity_token: Option<Secret>,
 }
 
@@ -115,7 +115,7 @@ impl DockerConfig {
         self
     }
 
-    /// Reads a file. If other users can change the file, its helpers must not run; then the error is returned, too.
+    /// Reads a file. If other users can change the file, also returns an error: the helpers in the file must not run.
     pub(super) fn read_file(path: &Path, kind: PullSecretKind) -> io::Result<(Self, Option<io::Error>)> {
         let file = File::open(path)?;
         let refused = trusted_files::check(path, &file).err();
@@ -139,7 +139,7 @@ impl DockerConfig {
         Ok(())
     }
 
-    /// `field`: the name in Go's type error, if any.
+    /// Reads the logins of a document. `field` is its name in Go's type errors, if any.
     fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), PlainError> {
         for (key, value) in members(value, field, DOCKER_CONFIG)? {
             self.entries.insert(key, entry(value, field)?);
@@ -148,7 +148,7 @@ impl DockerConfig {
     }
 }
 
-/// Reads at most one byte over the limit, so that a longer document is rejected and not cut.
+/// Reads at most one byte over the limit, so that a document over the limit is rejected instead of cut.
 pub(super) fn read_document(file: File) -> io::Result<Zeroizing<Vec<u8>>> {
     let mut document = Zeroizing::new(Vec::new());
     file.take(DOCKER_CONFIG_LENGTH_MAX as u64 + 1).read_to_end(&mut document)?;
@@ -159,7 +159,7 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
-/// Unchanged registry, user, password.
+/// The registry, the user name and the password of a login, unchanged.
 #[cfg(feature = "fuzzing")]
 pub type PlainLogin = (String, String, String);
 
@@ -176,7 +176,7 @@ impl DockerConfig {
     }
 }
 
-/// Go's error for a wrong type.
+/// Go's error for a JSON value of a wrong type.
 fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> PlainError {
     let found = match found {
         Value::Null => "null",
@@ -235,7 +235,7 @@ fn illegal_base64(at: usize) -> PlainError {
     PlainError(format!("illegal base64 data at input byte {at}"))
 }
 
-/// Decodes standard base64 as Go does. Ignores line ends and stray trailing bits. An error names the byte.
+/// Decodes standard base64 as Go does. Ignores line ends and unused trailing bits. Errors name the byte position.
 fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, PlainError> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let is_line_end = |byte: &u8| matches!(byte, b'\r' | b'\n');
@@ -253,7 +253,7 @@ fn decode_base64(input: &[u8], padded: bool) -> Result<Vec<u8>, PlainError> {
             (Some(_), None) => Some(input.len()),
             (Some(_), Some((at, symbol))) if *symbol != b'=' => Some(*at),
             (Some(_), _) => symbols.get(4 * (number + 1)).map(|(at, _)| *at),
-            // Go reports the start of the incomplete quantum.
+            // For an incomplete group of four symbols, Go reports the start of the group.
             (None, None) if filled == 1 || padded => Some(input.len() - filled),
             (None, _) => None,
         };

@@ -30,7 +30,7 @@ use crate::{
 
 const AUTHS: &str = "auths";
 const HOST_LENGTH_MAX: usize = 255;
-/// The maximum wait for the lock. A change takes a fraction of a second.
+/// The maximum wait for the lock. Another process holds it for a fraction of a second.
 const LOCK_WAIT_MAX: Duration = Duration::from_secs(10);
 const LOCK_POLL: Duration = Duration::from_millis(20);
 
@@ -42,7 +42,7 @@ pub struct DockerLogins {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum LoginPlace {
-    /// The file itself, without encryption.
+    /// The configuration file, in which the password is not encrypted.
     File(PathBuf),
     /// The credential helper with this program name.
     Helper(String),
@@ -67,7 +67,8 @@ impl From<HelperError> for LoginError {
     }
 }
 
-/// Host and port in lower case, without scheme and API version. All names of Docker Hub become `docker.io`.
+/// The host and port of a registry, in lower case, without scheme and version. All names of Docker Hub become
+/// `docker.io`.
 pub fn registry_host(text: &str) -> Result<String, LoginError> {
     let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or(text);
     let (host, path) = rest.split_once('/').unwrap_or((rest, ""));
@@ -85,12 +86,12 @@ pub fn registry_host(text: &str) -> Result<String, LoginError> {
 }
 
 impl DockerLogins {
-    /// The logins in a `config.json`. Each credential helper runs with only these variables, for at most `limit`.
+    /// The logins in a `config.json`. A credential helper runs with only these variables and for at most `limit`.
     pub fn new(path: impl Into<PathBuf>, environment: Variables, limit: Duration) -> Self {
         Self { path: path.into(), helpers: CredentialHelpers::new(environment, limit) }
     }
 
-    /// Stores a login in the registry's credential helper, else in the file. `registry`: a result of [`registry_host`].
+    /// Stores a login in the registry's helper, if any, or in the file. `registry` is a result of [`registry_host`].
     pub async fn store(&self, registry: &str, user: &str, password: &Secret) -> Result<LoginPlace, LoginError> {
         if user.is_empty() || user.contains(':') {
             return Err(LoginError::User);
@@ -105,7 +106,7 @@ impl DockerLogins {
         };
         let registry = registry.to_owned();
         self.change(move |auths| {
-            // An older password under another spelling of the registry must not stay.
+            // An older password under another name of the same registry must not stay.
             auths.retain(|key, _| !is_key_of(key, &registry));
             auths.insert(server, entry);
             true
@@ -114,8 +115,8 @@ impl DockerLogins {
         Ok(place)
     }
 
-    /// Removes a login from the registry's credential helper, if any, and from the file. Returns whether a helper is
-    /// named or the file had a login. A helper does not report whether it had a login.
+    /// Removes a login from the registry's credential helper, if any, and from the file. Returns true if the file had a
+    /// login, or if there is a helper, because a helper does not report whether it had a login.
     pub async fn erase(&self, registry: &str) -> Result<bool, LoginError> {
         let helper = self.helper(registry)?;
         if let Some((name, server)) = &helper {
@@ -133,7 +134,7 @@ impl DockerLogins {
         Ok(is_changed.await? || helper.is_some())
     }
 
-    /// The helper for a registry, and its server name. Fails if other users can change the file that names the helper.
+    /// The helper for a registry, and the server name for the helper. Fails if other users can change the file.
     fn helper(&self, registry: &str) -> Result<Option<(String, String)>, LoginError> {
         let failed = |source| self.failed("read", source);
         let (config, refused) = match DockerConfig::read_file(&self.path, PullSecretKind::DockerConfigJson) {
@@ -164,9 +165,9 @@ fn is_key_of(key: &str, registry: &str) -> bool {
     registry_host(key).is_ok_and(|host| host == registry)
 }
 
-/// Only one change runs at a time. A reader sees the old file or the new file.
+/// Replaces the file under a lock if `edit` returns true. A reader sees the old file or the new file.
 fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<bool> {
-    // A symlink stays; its target is replaced.
+    // If the path is a symlink, its target is replaced.
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         found => found?,
@@ -202,7 +203,7 @@ fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, 
     Ok(true)
 }
 
-/// Waits at most `wait`, because any process that can read the folder can hold the lock.
+/// Locks the folder. The wait is limited, because any process that can read the folder can hold the lock.
 fn lock_exclusively(folder: &File, wait: Duration) -> io::Result<()> {
     let began = Instant::now();
     loop {
@@ -221,7 +222,7 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a JSON object with an object `auths`")
 }
 
-/// The new file gets the owner of the old file.
+/// Writes the document. The new file gets the owner of the old file.
 fn write(file: &mut File, document: &[u8], owner: Option<&fs::Metadata>) -> io::Result<()> {
     if let Some(owner) = owner.filter(|owner| owner.uid() != file.metadata().map_or(owner.uid(), |own| own.uid())) {
         fchown(&*file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;

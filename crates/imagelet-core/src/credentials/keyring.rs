@@ -24,25 +24,25 @@ const DEFAULT_REGISTRY_KEY: &str = "index.docker.io";
 /// Credentials by registry and repository. `Debug` hides the secrets.
 #[derive(Clone, Debug, Default)]
 pub struct Keyring {
-    /// In reverse lexical order: a longer key is before its prefix, and a wildcard is last.
+    /// Key → credentials, in reverse lexical order: a longer key is before its prefix, and a leading wildcard is last.
     index: BTreeMap<Reverse<String>, Vec<TrackedCredential>>,
-    /// Credentials by the host of their key, used only if no key in `index` matches, as in `docker`.
+    /// The host of a key → credential. They are used only if no key in `index` matches, as in `docker`.
     by_host: Vec<(String, TrackedCredential)>,
 }
 
-/// The program whose key forms are accepted.
+/// The program whose forms of keys are accepted in `auths`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeySpelling {
-    /// The kubelet's keys: host, port and path.
+    /// The forms of the kubelet: a key has a host, a port and a path.
     Kubelet,
-    /// Also the keys of `auth.json`: of a URL, only the host is compared.
+    /// Also the forms of `auth.json`: a key that is a URL may match by its host alone.
     Containers,
-    /// Also docker's keys: of any key, only the host is compared.
+    /// Also the forms of docker: every key may match by its host alone.
     Docker,
 }
 
 impl KeySpelling {
-    /// The host, if the key is for the whole host.
+    /// The host, if the key may match by its host alone.
     fn host(self, key: &str) -> Option<String> {
         let (is_url, rest) = key.split_once("://").map_or((false, key), |(_, rest)| (true, rest));
         let counts = self == Self::Docker || (self == Self::Containers && is_url);
@@ -61,7 +61,7 @@ pub struct TrackedCredential {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum CredentialSource {
-    /// Every pod may use an image that was pulled with this credential.
+    /// A credential of the node. Every pod may use an image that was pulled with this credential.
     Node,
     Request,
     Secret(ObjectIdentity),
@@ -80,7 +80,7 @@ pub struct ObjectIdentity {
 pub struct PullSecret {
     pub identity: ObjectIdentity,
     pub kind: PullSecretKind,
-    /// An empty document is skipped.
+    /// The docker configuration in the secret. An empty document is skipped.
     pub document: Secret,
 }
 
@@ -99,8 +99,8 @@ impl Keyring {
         Self::default()
     }
 
-    /// Builds a keyring from the readable pull secrets, in order, and returns an error for each other secret. Without
-    /// `with_tokens`, identity tokens are ignored, as in the kubelet.
+    /// Builds a keyring from the readable pull secrets, in order, and returns an error for each unreadable secret.
+    /// Without `with_tokens`, identity tokens are ignored, as in the kubelet.
     pub(crate) fn from_secrets(secrets: &[PullSecret], with_tokens: bool) -> (Self, Vec<KeyringError>) {
         let mut keyring = Self::new();
         let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, with_tokens).err()).collect();
@@ -124,7 +124,7 @@ impl Keyring {
         self.add_spelled(KeySpelling::Kubelet, source, document);
     }
 
-    /// Like [`Self::add`], with the keys of another program.
+    /// Appends the entries of a document like [`Self::add`], with the forms of keys of another program.
     pub(crate) fn add_spelled(&mut self, spelling: KeySpelling, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
             let key = match GoUrl::parse(&with_scheme(&entry_key)) {
@@ -158,15 +158,15 @@ impl Keyring {
         self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
     }
 
-    /// Returns all credentials for a repository, in the order in which they are tried, as the kubelet finds them.
+    /// Returns all credentials that the kubelet finds for a repository, in the order in which they are tried.
     pub fn lookup(&self, repository: &str) -> Vec<TrackedCredential> {
         self.found(repository, is_default_registry(repository))
     }
 
-    /// Like [`Self::lookup`] without duplicates. Unlike in the kubelet, a host without dot and port is not Docker Hub.
+    /// Looks up without duplicates. A host without dot and port does not count as Docker Hub, unlike in the kubelet.
     pub fn lookup_at(&self, repository: &str) -> Vec<TrackedCredential> {
         let mut found = self.found(repository, is_default_registry(repository) && !is_read_as_docker_hub(repository));
-        // Two files may have the same login, and a registry counts each rejected password.
+        // Two files may have the same login. It is tried once, because a registry counts each rejected password.
         let mut seen = HashSet::new();
         found.retain(|tracked| seen.insert((tracked.hash.clone(), tracked.source.clone())));
         found
@@ -208,7 +208,7 @@ impl TrackedCredential {
 }
 
 impl ObjectIdentity {
-    /// The sort key of objects in a record.
+    /// The key by which a pull record sorts its objects.
     pub(crate) fn sorted_by(&self) -> (&str, &str, &str) {
         (&self.namespace, &self.name, &self.uid)
     }
@@ -245,7 +245,7 @@ fn hash_of(credential: &Credential) -> String {
     ])
 }
 
-/// SHA-256 of the non-empty fields, as the JSON object that Go would write.
+/// The SHA-256 of the JSON object that Go writes for the non-empty fields.
 fn credential_hash(fields: &[(&str, &str)]) -> String {
     Digest::of(canonical_json(fields).as_bytes()).hex().to_owned()
 }

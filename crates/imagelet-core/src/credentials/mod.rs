@@ -36,7 +36,7 @@ pub fn metric_families() -> impl Iterator<Item = &'static crate::metrics::Family
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Credential {
     pub kind: CredentialKind,
-    /// CRI sends this registry address with every pull.
+    /// The address of the registry, which CRI sends with every pull.
     pub server_address: String,
 }
 
@@ -46,7 +46,7 @@ pub enum CredentialKind {
         username: String,
         password: Secret,
     },
-    /// A refresh token, to exchange at the token service.
+    /// A refresh token, which the registry's token service exchanges for an access token.
     IdentityToken(Secret),
     /// A bearer token, sent to the registry unchanged.
     RegistryToken(Secret),

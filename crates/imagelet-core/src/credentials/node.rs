@@ -15,7 +15,7 @@ use super::{
     provider::{CredentialHelpers, HelperError},
 };
 
-/// The kubelet's cache time.
+/// How long the files are cached, as in the kubelet.
 const CACHED_FOR: Duration = Duration::from_mins(5);
 
 #[derive(Debug)]
@@ -29,19 +29,19 @@ pub struct NodeKeyring {
 #[derive(Debug, Default)]
 struct NodeKeyringState {
     files: Vec<LoginFile>,
-    /// Only the kubelet's key forms are used, and no identity tokens.
+    /// On: keys match only as in the kubelet, and identity tokens are ignored, for all files.
     as_kubelet: bool,
     /// `true`: all files are used. `false`: only the first readable file.
     reads_all: bool,
     cached: Arc<NodeCredentials>,
-    /// `None`: the cache does not expire.
+    /// The time when the cache expires. `None`: the cache does not expire.
     until: Option<Instant>,
 }
 
 #[derive(Debug, Default)]
 struct NodeCredentials {
     keyring: Arc<Keyring>,
-    /// The helpers of each document. If other users can change the document: the reason why its helpers do not run.
+    /// The helpers that each file names, and the reason if they must not run: other users can change the file.
     helpers: Vec<(HelperNames, Option<String>)>,
 }
 
@@ -53,9 +53,9 @@ pub enum LoginFile {
     Docker(PathBuf),
     /// The older `.dockercfg`.
     DockerCfg(PathBuf),
-    /// Docker's `config.json`, with the kubelet's key forms.
+    /// Docker's `config.json`, whose keys match as in the kubelet.
     Kubelet(PathBuf),
-    /// The older `.dockercfg`, with the kubelet's key forms.
+    /// The older `.dockercfg`, whose keys match as in the kubelet.
     KubeletCfg(PathBuf),
 }
 
@@ -77,7 +77,7 @@ impl NodeKeyring {
         Self { state: Mutex::new(NodeKeyringState { cached, ..NodeKeyringState::default() }), helpers: None }
     }
 
-    /// Runs the credential helpers of the node's documents with these variables and this time limit.
+    /// Also runs the credential helpers that the files name, with only these variables and for at most `limit`.
     #[must_use]
     pub fn running_helpers(self, environment: Variables, limit: Duration) -> Self {
         Self { helpers: Some(CredentialHelpers::new(environment, limit)), ..self }
@@ -87,7 +87,7 @@ impl NodeKeyring {
         Self::from_files(vec![LoginFile::Kubelet(path.into())], false)
     }
 
-    /// Reads all files, each with the key forms of its program. For equal keys, the first file comes first.
+    /// Reads all files. For equal keys, the login of the first file is tried first.
     pub fn from_logins(files: impl IntoIterator<Item = LoginFile>) -> Self {
         Self::from_files(files.into_iter().collect(), true)
     }
@@ -98,8 +98,8 @@ impl NodeKeyring {
         self
     }
 
-    /// Uses the first readable file, as the kubelet: `config.json` in its root directory, the working directory,
-    /// `$HOME/.docker`, `/.docker`; then `.dockercfg` in its root directory, the working directory, `$HOME`, `/`.
+    /// Uses the first readable file, in the kubelet's order: `config.json` in `root`, the working directory,
+    /// `$HOME/.docker` and `/.docker`; then `.dockercfg` in `root`, the working directory, `$HOME` and `/`.
     pub fn searching(root: &Path, home: Option<&Path>) -> Self {
         let mut files = Vec::new();
         for (below_home, name, file) in [
@@ -119,8 +119,8 @@ impl NodeKeyring {
         Self { state: Mutex::new(state), helpers: None }
     }
 
-    /// Runs the helpers of the files in order until a helper has a credential. Returns a failure only if no helper has
-    /// a credential. A drop of the future ends the helper.
+    /// Runs the helpers of the files in order until a helper has a credential. If no helper has a credential, returns
+    /// the first failure, if any. A drop of the future ends the helper.
     pub async fn ask_helper(&self, repository: &str) -> (Option<TrackedCredential>, Option<String>) {
         let Some(helpers) = &self.helpers else { return (None, None) };
         let named = self.read_now().await;
@@ -150,7 +150,7 @@ impl NodeKeyring {
         (None, problem)
     }
 
-    /// Reads the files again if the cache is expired. If files exist but none is readable, the previous keyring stays.
+    /// Reads the files again if the cache has expired. If files exist but none is readable, the previous keyring stays.
     pub async fn keyring(&self) -> Arc<Keyring> {
         Arc::clone(&self.read_now().await.keyring)
     }
@@ -169,7 +169,7 @@ impl NodeKeyring {
         Arc::clone(&state.cached)
     }
 
-    /// The next call reads the files of `by`. If files exist but none is readable, the previous keyring stays.
+    /// The next lookup reads the files of `by`. If files exist but none is readable, the previous keyring stays.
     pub async fn replace(&self, by: Self) {
         let (mut state, mut by) = (self.state.lock().await, by.state.into_inner());
         if by.until.is_some() {

@@ -2,35 +2,35 @@
 
 use super::{Credential, CredentialSource, TrackedCredential};
 
-/// Each host gets only its own credentials.
+/// The credentials of one pull. Each host gets only its own credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PullCredentials {
-    /// In the order in which they are tried. Empty: the requests are anonymous.
+    /// The credentials for the registry, in the order in which they are tried. Empty: the requests are anonymous.
     pub(crate) registry: Vec<TrackedCredential>,
     pub(crate) hosts: Vec<HostCredentials>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostCredentials {
-    /// As in [`crate::ports::RegistryHost::host`].
+    /// The host, as in [`crate::ports::RegistryHost::host`].
     pub(crate) host: String,
-    /// In the order in which they are tried; at least one.
+    /// At least one credential, in the order in which they are tried.
     pub(crate) credentials: Vec<TrackedCredential>,
 }
 
 impl PullCredentials {
-    /// The number of attempts that try every credential.
+    /// The number of attempts after which every credential has been tried.
     pub(crate) fn attempts(&self) -> usize {
         let of_hosts = self.hosts.iter().map(|host| host.credentials.len());
         of_hosts.chain([self.registry.len(), 1]).max().unwrap_or(1)
     }
 
-    /// The registry's credential for an attempt. Further attempts repeat the last credential.
+    /// The registry's credential for an attempt, counted from zero. Further attempts repeat the last credential.
     pub(crate) fn of_registry(&self, attempt: usize) -> Option<&TrackedCredential> {
         at(&self.registry, attempt)
     }
 
-    /// The credentials of the other hosts for an attempt. `server_address` is the host.
+    /// The credential of each other host for an attempt, with the host as `server_address`.
     pub(crate) fn of_hosts(&self, attempt: usize) -> Vec<Credential> {
         let named = |host: &HostCredentials| {
             let tracked = at(&host.credentials, attempt)?;
@@ -39,7 +39,7 @@ impl PullCredentials {
         self.hosts.iter().filter_map(named).collect()
     }
 
-    /// Identifies the set of credentials. Pulls with different sets are not shared.
+    /// The hashes that identify the set of credentials. Only pulls with the same set are shared.
     pub(crate) fn hashes(&self) -> Vec<String> {
         let of_host = |host: &HostCredentials| {
             host.credentials.iter().map(|tracked| format!("{} {}", host.host, tracked.hash)).collect::<Vec<_>>()
@@ -51,8 +51,9 @@ impl PullCredentials {
         self.registry.iter().chain(self.hosts.iter().flat_map(|host| &host.credentials))
     }
 
-    /// The credentials that opened the image in an attempt. `senders`: the hosts that sent data. Returns the senders'
-    /// own credentials, except the node's, which would permit every pod; or else the registry's credential.
+    /// The credentials that opened the image in an attempt. `senders` are the hosts that sent data. Returns their
+    /// credentials without those of the node, which would permit every pod. If none is left, returns the registry's
+    /// credential.
     pub(crate) fn opened_by(&self, attempt: usize, senders: &[String]) -> Vec<&TrackedCredential> {
         let senders = self.hosts.iter().filter(|host| senders.contains(&host.host));
         let own: Vec<_> = senders.filter_map(|host| at(&host.credentials, attempt)).collect();

@@ -20,12 +20,12 @@ pub(super) fn is_read_as_docker_hub(repository: &str) -> bool {
     is_default_registry(repository) && !repository.starts_with("docker.io/")
 }
 
-/// The registry in a response's cache key: the repository up to its first slash.
+/// The registry of a repository: the text before the first slash.
 pub(super) fn registry_key(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(registry, _)| registry)
 }
 
-/// Go's error for an invalid pattern. `None`: the pattern is valid.
+/// Go's error for a pattern that is no URL. `None`: the pattern is valid.
 pub(super) fn complaint(pattern: &str) -> Option<String> {
     let url = format!("https://{pattern}");
     let error = GoUrl::parse(&url).err()?;
@@ -62,7 +62,7 @@ fn split_port(host: &str) -> (&str, &str) {
 }
 
 fn label_matches(glob: &str, label: &str) -> bool {
-    // Only an address without port has brackets here. The glob reads brackets as a character class.
+    // Only an IPv6 address without a port still has brackets. A glob reads brackets as a character class.
     if let Some(class) = glob.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')) {
         let mut characters = label.chars();
         return matches!((characters.next(), characters.next()), (Some(only), None) if class.contains(only));

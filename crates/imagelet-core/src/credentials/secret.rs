@@ -1,4 +1,4 @@
-//! A secret text: not printed, overwritten in memory, and found in the encodings that other programs use.
+//! A secret text, which is not printed and is overwritten in memory, and its encodings in texts of other programs.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ impl Secret {
         Self(text.into())
     }
 
-    /// Overwrites the bytes. Invalid UTF-8 is replaced.
+    /// Makes a secret from bytes, and overwrites the bytes. Invalid UTF-8 is replaced.
     pub fn from_bytes(bytes: Vec<u8>) -> Self {
         let bytes = Zeroizing::new(bytes);
         Self(String::from_utf8_lossy(&bytes).into_owned())
@@ -39,7 +39,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A secret verbatim, URL-encoded and JSON-encoded. Longest first, because a spelling may be part of another.
+/// A secret verbatim, URL-encoded and JSON-encoded. The longest text is first, because a text may be part of another.
 pub fn spellings(secret: &str) -> Vec<Secret> {
     if secret.is_empty() {
         return Vec::new();

@@ -12,9 +12,9 @@ use async_trait::async_trait;
 use super::Secret;
 use crate::{bounded_map::make_room, lock::locked, retry_wait::random, text::PlainError};
 
-/// A token with a longer lifetime is renewed after this time.
+/// A token is renewed after this time, even if its lifetime is longer.
 const AGE_MAX: Duration = Duration::from_hours(24);
-/// A renewal is early by a random time below this, so that tokens issued together are not renewed together.
+/// A renewal is up to this many seconds early, at random, so that tokens of the same age are not renewed together.
 const JITTER_SECONDS: u64 = 10;
 /// The maximum number of cached tokens. The kubelet has no limit.
 const TOKENS_MAX: usize = 10_000;
@@ -29,7 +29,7 @@ pub struct ServiceAccount {
 pub struct TokenRequest {
     pub namespace: String,
     pub service_account: String,
-    /// No token is issued for a service account with another uid.
+    /// The expected uid. If the service account has another uid, no token is issued.
     pub service_account_uid: String,
     pub audience: String,
     pub pod_name: String,
@@ -125,7 +125,7 @@ impl TokenSource for TokenCache {
     }
 }
 
-/// The text of a renewal error without the token: the error may repeat the token.
+/// The text of a renewal error, from which the token is removed, because the error may repeat the token.
 fn without_token(error: &PlainError, token: &IssuedToken) -> String {
     let (text, token) = (error.to_string(), token.token.expose());
     if token.is_empty() { text } else { text.replace(token, "[redacted]") }

@@ -13,9 +13,9 @@ use std::{
 pub(crate) use self::state_dir::{StateDir, misread, nanos, time};
 use crate::{failpoint, image::ByteSize};
 
-/// The disk that is changed. A test's disk counts the changes and fails some of them.
+/// The disk on which files are changed. The disk of a test counts the changes and makes some of them fail.
 pub trait Disk: fmt::Debug + Send + Sync {
-    /// Called before each change. An error of the call is the error of the change.
+    /// Called before each change of a file or folder. If the call fails, the change fails with the same error.
     fn change(&self) -> io::Result<()> {
         Ok(())
     }
@@ -46,18 +46,17 @@ pub fn read_at_most(file: impl Read, length_max: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Replaces a file with these bytes, readable only by its owner. Durable on return. `beside` is the path of the
-/// incomplete file, in the same folder. A crash may leave that file, and the next replacement removes it. `steps` is
-/// the prefix of the failpoint names.
+/// Replaces the content of a file. Only the owner can read the file. The change is durable on return. `beside` is the
+/// path of the incomplete new file, in the same folder. A crash may leave that file, and the next call removes it.
+/// `steps` is the prefix of the failpoint names.
 ///
 /// # Errors
-/// After an error the file is the old one. If only the sync of the folder failed, the file is the new one, and a power
-/// cut may restore the old one.
+/// After an error the file has the old content. Only if the sync of its folder fails, it has the new content.
 pub fn replace_file(path: &Path, beside: &Path, steps: &str, bytes: &[u8]) -> io::Result<()> {
     replace_file_on(&MachineDisk, path, beside, steps, |file| file.write_all(bytes))
 }
 
-/// As [`replace_file`], on this disk. `fill` writes the new file and sets its owner and permissions.
+/// Like [`replace_file`], on `disk`. `fill` writes the new file, and may change its owner and permissions.
 pub fn replace_file_on(
     disk: &dyn Disk,
     path: &Path,
@@ -87,7 +86,7 @@ pub fn replace_file_on(
     Ok(())
 }
 
-/// Creates a file after unlinking its name, so that no link is followed and no other hard link is changed.
+/// Unlinks the name, then creates a new file. So a write follows no symlink and changes no other hard link.
 pub(crate) fn create_anew(path: &Path) -> io::Result<File> {
     remove_file(path)?;
     OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)
@@ -98,7 +97,7 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     fs::remove_file(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Makes the names in a folder durable.
+/// Makes created, renamed and removed names of a folder durable.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     sync_folder_on(&MachineDisk, path)
 }
@@ -109,7 +108,7 @@ pub(crate) fn sync_folder_on(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     failpoint::synced(Some(path))
 }
 
-/// Creates a folder and its absent parents, accessible only by the owner. Durable on return.
+/// Creates a folder and its absent parents, durably. Only the owner can access the created folders.
 pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     let made: Vec<&Path> = path.ancestors().take_while(|folder| !folder.exists()).collect();
     DirBuilder::new().recursive(true).mode(0o700).create(path)?;
@@ -120,7 +119,7 @@ pub(crate) fn create_folder(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// As [`replace_file`], without syncs: the file survives the end of this process, but maybe not a power failure.
+/// Like [`replace_file`], without syncs: the file survives the end of this process, but maybe not a power failure.
 pub fn replace_file_unsynced(path: &Path, beside: &Path, bytes: &[u8]) -> io::Result<()> {
     let written = create_anew(beside).and_then(|mut file| file.write_all(bytes));
     written.and_then(|()| fs::rename(beside, path)).inspect_err(|_| drop(fs::remove_file(beside)))

@@ -11,7 +11,7 @@
 //! *.corrupt-SECONDS       a damaged file, renamed; may be deleted
 //! ```
 //!
-//! Unknown fields of newer versions are ignored.
+//! `lost` is followed by the consequence of a lost file. Unknown fields of newer versions are ignored.
 
 use std::{
     fs::{self, File},
@@ -26,7 +26,7 @@ use serde_json::error::Category;
 use super::{create_folder, read_at_most, replace_file};
 use crate::image::ByteSize;
 
-/// The ledger of about 250,000 images has this size.
+/// The maximum size of a file in bytes. The ledger of about 250,000 images has this size.
 const FILE_SIZE_MAX: u64 = 64 << 20;
 const PINS: &str = "pins.json";
 const LOCK: &str = "pins.lock";
@@ -61,13 +61,13 @@ impl StateDir {
         self.read(PINS, parse).map(|file: PinsFile| file.patterns)
     }
 
-    /// The caller has held the lock since it read the patterns.
+    /// Replaces the patterns. `_lock`: the caller has held the lock since it read the patterns, so no change is lost.
     pub(crate) fn write_pins(&self, patterns: Vec<String>, _lock: &File) -> io::Result<()> {
         let text = serde_json::to_vec(&PinsFile { version: 1, patterns }).map_err(io::Error::other)?;
         self.replace(PINS, &text)
     }
 
-    /// Excludes writers of this and other processes until the returned file is dropped.
+    /// Waits for the lock. Until the returned file is dropped, no other thread or process can take the lock.
     pub(crate) fn lock(&self) -> io::Result<File> {
         if self.is_read_only {
             return Err(io::ErrorKind::ReadOnlyFilesystem.into());
@@ -77,7 +77,7 @@ impl StateDir {
         Ok(file)
     }
 
-    /// `None`: the file is absent. A file larger than [`FILE_SIZE_MAX`] is an error.
+    /// Reads a file. `None`: the file is absent. A file larger than [`FILE_SIZE_MAX`] is an error.
     pub(crate) fn content(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         match File::open(self.path.join(name)) {
             Ok(file) => read_at_most(file, FILE_SIZE_MAX).map(Some),
@@ -86,7 +86,7 @@ impl StateDir {
         }
     }
 
-    /// An absent or damaged file gives the default. A damaged file is renamed to `NAME.corrupt-SECONDS`.
+    /// Reads a file. An absent or damaged file gives the default. Renames a damaged file to `NAME.corrupt-SECONDS`.
     pub(crate) fn read<T: Default>(&self, name: &str, parse: impl FnOnce(&[u8]) -> Result<T, String>) -> io::Result<T> {
         let path = self.path.join(name);
         let parsed = match self.content(name) {
@@ -108,20 +108,20 @@ impl StateDir {
         })
     }
 
-    /// Durable on return. The caller holds the lock.
+    /// Replaces a file. The change is durable on return. The caller holds the lock.
     pub(crate) fn replace(&self, name: &str, text: &[u8]) -> io::Result<()> {
         if text.len() as u64 > FILE_SIZE_MAX {
             let (size, limit) = (ByteSize(text.len() as u64), ByteSize(FILE_SIZE_MAX));
             let message = format!("`{name}` would have {size}; the limit is {limit}");
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, message));
         }
-        // All writes use the same name: the next write overwrites what a crash left.
+        // All writes of a file use this name, so the next write overwrites the file that a crash left.
         let beside = self.path.join(format!(".{name}.new"));
         replace_file(&self.path.join(name), &beside, "state", text)
     }
 }
 
-/// The position of the damage, without the parser's message: that message may repeat any text of the file.
+/// The kind and position of a JSON error. The parser's message is omitted, because it may repeat any text of the file.
 pub(crate) fn misread(error: &serde_json::Error) -> String {
     let what = match error.classify() {
         Category::Data => "a value does not fit",

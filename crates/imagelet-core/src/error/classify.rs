@@ -11,10 +11,10 @@ use ErrorClass as C;
 use RuntimeErrorKind as K;
 
 /// Text patterns of containerd, CRI-O and our own server, in lower case. The first match counts, so a cause precedes
-/// its consequences. Stage `None`: see [`PLACES`]. A kind, except [`K::Other`], replaces a less specific gRPC code. A
-/// pattern with such a kind has a space or a colon, so that no image name can contain it.
+/// its consequences. Stage `None`: [`PLACES`] decides the stage. A kind other than [`K::Other`] replaces a less
+/// specific gRPC code. The patterns of such a kind have a space or a colon, because a text may contain an image name.
 const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
-    // The runtime's own socket.
+    // The runtime's socket cannot be opened, so no registry was contacted.
     (C::RuntimeUnavailable, Some(Stage::Runtime), K::Unavailable, &["dial unix"]),
     (C::DiskFull, Some(Stage::Disk), K::DiskFull, &["no space left on device", "disk quota exceeded"]),
     (C::DiskFailed, Some(Stage::Disk), K::Other, &["read-only file system", "input/output error"]),
@@ -34,9 +34,9 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["host is unreachable", "i/o timeout"]),
     (C::Unreachable, Some(Stage::Connect), K::RegistryUnavailable, &["client.timeout exceeded"]),
     (C::ConnectionLost, None, K::RegistryUnavailable, &["connection reset by peer"]),
-    // A pipe to a local process fails with the same text.
+    // The kind is open, because a broken pipe to a local process has the same text.
     (C::ConnectionLost, None, K::Other, &["broken pipe"]),
-    // A rate limit may come with any status.
+    // The kind is open, because a registry may send a rate limit with any status code.
     (C::RateLimited, None, K::Other, &["toomanyrequests", "429 too many requests", "answered 429"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no match for platform"]),
     (C::PlatformMissing, Some(Stage::Manifest), K::Unacceptable, &["no image found in image index"]),
@@ -48,7 +48,7 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     (C::Unauthorized, None, K::Denied, &["authorization failed", "invalid username/password", "without a credential"]),
     (C::Unauthorized, None, K::Denied, &["does not accept the credential"]),
     (C::Forbidden, None, K::Denied, &["403 forbidden"]),
-    // A denied access to a local file has the same text.
+    // The kind is open, because denied access to a local file has the same text.
     (C::Forbidden, None, K::Other, &["denied: "]),
     (C::RegistryFailed, None, K::Other, &["500 internal server error", "answered 5"]),
     (C::RegistryFailed, None, K::RegistryUnavailable, &["502 bad gateway", "503 service unavailable"]),
@@ -65,7 +65,7 @@ const TEXTS: [(C, Option<Stage>, K, &[&str]); 45] = [
     (C::Cancelled, None, K::Other, &["context canceled"]),
 ];
 
-/// The kind of a failed pull whose gRPC code is less specific than its text.
+/// The kind of a failed pull, by a text that is more specific than the gRPC code. `None`: the text implies no kind.
 pub fn kind_of_pull_text(text: &str) -> Option<RuntimeErrorKind> {
     let text = text.to_ascii_lowercase();
     let mut rows = TEXTS.iter().filter(|(_, _, kind, _)| *kind != K::Other);
@@ -94,7 +94,7 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
             if is_disk { (C::DiskFailed, Stage::Disk) } else { (C::RuntimeUnavailable, Stage::Runtime) };
         return Fault::new(class, stage);
     }
-    // The resolver did not answer; the registry was not contacted.
+    // The DNS resolver did not answer, so the registry was not contacted.
     if has("lookup ") && has("i/o timeout") && !has("proxyconnect") {
         return Fault::new(C::HostNotFound, Stage::Dns);
     }
@@ -110,7 +110,7 @@ pub(super) fn from_text(kind: RuntimeErrorKind, text: &str) -> Fault {
     Fault::new(class, place.unwrap_or(stage))
 }
 
-/// The unreached party. For a blob, the target of a redirect: the registry has already served the manifest.
+/// The party that was not reached. For a blob it is the target of a redirect: the registry has served the manifest.
 fn party(stage: Stage, place: Option<Stage>) -> Party {
     match (stage, place) {
         (Stage::Dns | Stage::Connect | Stage::Tls, Some(Stage::Blob)) => Party::RedirectTarget,
@@ -140,7 +140,7 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
 }
 
 impl RuntimeError {
-    /// The recorded fault of the error or of a cause, else that of an I/O error of the disk, else by kind and text.
+    /// The fault that the error or a cause recorded; else by a disk error among the causes; else by kind and text.
     pub fn fault(&self) -> Fault {
         let mut next: Option<&(dyn Error + 'static)> = Some(self);
         let mut guessed = None;
@@ -156,7 +156,7 @@ impl RuntimeError {
     }
 }
 
-/// Classifies an I/O error that caused a store's error. Network errors are classified at their origin.
+/// Classifies an I/O error of the disk that caused a store's error. `None`: the cause is no disk error.
 fn from_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
     if kind == RuntimeErrorKind::RegistryUnavailable {
         return None;

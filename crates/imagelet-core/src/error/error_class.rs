@@ -74,7 +74,7 @@ named_enum! {
 /// The party that failed in a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Party {
-    /// The registry or a mirror. Also the value if neither other party failed.
+    /// The registry or a mirror. Also the value if no party failed, for example if the disk is full.
     #[default]
     Registry,
     /// A token service on another origin than the registry.

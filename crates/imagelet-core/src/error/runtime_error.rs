@@ -56,7 +56,7 @@ impl RuntimeError {
         Self { kind, message: message.into(), hint: None, fault: None, no_outage: false, source: None }
     }
 
-    /// An error without a kind that callers handle.
+    /// An error that no caller handles by its kind.
     pub fn other(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Other, message)
     }
@@ -75,7 +75,7 @@ impl RuntimeError {
         self
     }
 
-    /// Wraps the error as the cause of an error with this message. Kind and hint stay.
+    /// Returns a new error with the message `context`, with the same kind and hint, and with this error as its cause.
     #[must_use]
     pub fn about(self, context: impl Into<String>) -> Self {
         Self { hint: self.hint.clone(), ..Self::new(self.kind, context) }.caused_by(self)
@@ -93,7 +93,7 @@ impl RuntimeError {
         self
     }
 
-    /// Marks that the error is no outage: the registry answered, or the error is of another host.
+    /// Marks the error as no outage of the registry: the registry answered, or another host failed.
     #[must_use]
     pub fn not_an_outage(mut self) -> Self {
         self.no_outage = true;
@@ -127,7 +127,7 @@ impl RuntimeError {
         self.kind
     }
 
-    /// The remedy for the user.
+    /// The action that would remedy the error, as a text for users.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }

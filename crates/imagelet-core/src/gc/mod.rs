@@ -68,13 +68,14 @@ impl ImageGc {
         }
     }
 
-    /// Records each removal before it starts, so that a removal before a crash has a record.
+    /// Records each removal as soon as it has ended, so that a crash later in the collection does not lose the record.
     #[must_use]
     pub fn with_decisions(self, decisions: Arc<AuditLog>) -> Self {
         Self { decisions: Some(decisions), ..self }
     }
 
-    /// Prunes pull records of absent images after a collection. `trusts_empty_list`: also if the first list is empty.
+    /// Prunes the pull records of absent images after each collection. A first empty image list prunes all records only
+    /// with `trusts_empty_list`, because a runtime that has just started may list no image.
     #[must_use]
     pub fn with_records(self, records: Arc<PullRecords>, trusts_empty_list: bool) -> Self {
         Self { pruning: Some(Pruning { records, trusts_empty_list, found_none: AtomicBool::new(false) }), ..self }
@@ -85,7 +86,7 @@ impl ImageGc {
         Self { probe, ..self }
     }
 
-    /// Sets the keep rules from the next collection on. Rules that act as pins become pins of the inventory.
+    /// Sets the keep rules of later collections. An `image` rule without `unused_max` becomes a pin.
     pub fn set_rules(&self, rules: KeepRules) {
         self.inventory.set_configured_pins(rules.keep.iter().filter_map(KeepRule::pin).cloned().collect());
         let mut current = locked(&self.rules);

@@ -1,4 +1,4 @@
-//! The collection policy: when to collect, and how much.
+//! The collection policy: when a collection starts, and how much it frees.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Disk usage at which a collection starts and stops.
+    /// The disk usage at which a collection starts, and the usage at which it stops.
     pub bytes: GcMarks,
-    /// The same thresholds for inodes. `None`: inodes are ignored.
+    /// The inode usage at which a collection starts, and the usage at which it stops. `None`: inode usage is ignored.
     pub inodes: Option<GcMarks>,
-    /// The minimum time since the first sight or the last request.
+    /// A collection keeps an image for this time after the image was first listed or last requested.
     pub age_min: Duration,
-    /// The maximum idle time. `None`: age alone removes no image.
+    /// Images that are idle for longer are removed at any disk usage. `None`: no image is removed because of its age.
     pub age_max: Option<Duration>,
     pub order: GcOrder,
-    /// `None`: an unreachable goal removes nothing.
+    /// What a collection removes if it cannot reach its goal. `None`: it then removes no image for space.
     pub pressure_relief: Option<ReliefMarks>,
     pub rules: GcRules,
 }
@@ -29,13 +29,13 @@ pub struct GcPolicy {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum GcOrder {
-    /// Least recently used first. The whole plan is made before the first removal.
+    /// Removes the least recently used image first. All removals are planned before the first removal.
     #[default]
     Lru,
-    /// Lowest expected cost per exclusively used byte first. The whole plan is made before the first removal.
+    /// Removes the image with the lowest cost per freed byte first. All removals are planned before the first removal.
     Cost,
-    /// Least recently used first, one removal at a time, until the listed sizes are enough. After a failed removal, the
-    /// next image is removed (`docs/spec/gc.md §6-§8`). Inodes and relief have no effect.
+    /// Removes the least recently used image first, until the listed sizes are enough. If a removal fails, the next
+    /// image is removed (`docs/spec/gc.md §6-§8`). `inodes` and `pressure_relief` have no effect.
     #[serde(skip)]
     ListedSizes,
 }
@@ -47,16 +47,16 @@ pub struct GcRequest {
     pub dry_run: bool,
 }
 
-/// The goal of a collection. No goal removes an image that is in use, pinned, or younger than the minimum age.
+/// The goal of a collection. With every goal, a collection keeps all images that are in use, pinned or leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcGoal {
-    /// Removes old images. Above the high threshold, removes more images until usage is at the low threshold.
+    /// Removes images over the maximum idle time. At the high threshold, removes more, down to the low threshold.
     Threshold,
     Free(ByteSize),
     AllUnused,
 }
 
-/// Thresholds of usage; `low <= high` by construction.
+/// Usage thresholds. The constructor ensures `low <= high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcMarks {
     high: Percent,
@@ -64,23 +64,23 @@ pub struct GcMarks {
 }
 
 impl GcMarks {
-    /// A collection starts at `high` percent in use and stops at `low`, which is limited to `high`.
+    /// A collection starts at `high` percent usage and stops at `low`. A `low` above `high` is lowered to `high`.
     pub fn new(high: Percent, low: Percent) -> Self {
         Self { high, low: low.min(high) }
     }
 }
 
-/// Limits for removals if the goal is unreachable.
+/// What a collection removes if it cannot reach its goal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ReliefMarks {
     pub idle_min: Duration,
-    /// At this disk usage in percent or above, images that are not idle are removed, too.
+    /// From this disk usage on, images that are idle for less than `idle_min` are removed, too.
     pub critical: Percent,
 }
 
 impl GcPolicy {
     /// A collection starts at `high` percent of disk usage and stops at `low`. Images first seen less than `age_min`
-    /// ago stay. Images idle for longer than `age_max` are removed at any disk usage; zero is no maximum.
+    /// ago stay. Images idle for longer than `age_max` are removed at any disk usage. Zero means no maximum.
     pub fn new(high: i64, low: i64, age_min: Duration, age_max: Option<Duration>) -> Result<Self, PlainError> {
         let percent = |name, value| {
             let invalid = |_| PlainError(format!("invalid {name} {value}, must be in range [0-100]"));
@@ -111,34 +111,34 @@ impl GcPolicy {
         self.bytes.low
     }
 
-    /// Whether a disk with this many additional bytes in use is at the high threshold.
+    /// Whether disk usage reaches the high threshold if this many more bytes are in use.
     pub fn is_reached_with(&self, disk: &DiskUse, bytes: ByteSize) -> bool {
         let level = Level::bytes(disk);
         Level { free: level.free.saturating_sub(bytes.0.into()), ..level }.is_at(self.high())
     }
 
-    /// Whether all removals are planned before the first, by exclusive bytes. A prevented removal causes a new plan.
+    /// Whether all removals are planned before the first removal. If so, a prevented removal causes a new plan.
     pub(crate) fn is_planned(&self) -> bool {
         self.order != GcOrder::ListedSizes
     }
 
-    /// Whether periodic collection is disabled (`docs/spec/gc.md §9`); inode thresholds do not enable it.
+    /// Whether periodic collection is off (`docs/spec/gc.md §9`). Inode thresholds have no effect.
     pub fn is_off(&self) -> bool {
         self.high().get() == 100 && self.age_max.is_none()
     }
 
-    /// Bytes to free down to the low threshold, and the minimum to get below the high threshold. `None` if usage is
-    /// below the high threshold. Zero if the thresholds are equal and rounding leaves nothing to free.
+    /// The bytes to free to reach the low threshold, and the bytes to free to get below the high threshold. `None`:
+    /// usage is below the high threshold. With equal thresholds, both may be zero because of rounding.
     pub(crate) fn bytes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         Level::bytes(disk).wanted(self.bytes)
     }
 
-    /// [`Self::bytes_wanted`] for inodes. Also `None` if the file system has no inode counts.
+    /// The inodes to free, as [`Self::bytes_wanted`]. Also `None` if the policy or the file system has no inode limit.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         Level::inodes(disk)?.wanted(self.inodes?)
     }
 
-    /// The amount to free to get below the critical mark. Zero below the mark. `None` without relief limits.
+    /// The amount to free to get below the critical usage. `None`: the policy has no pressure relief.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.pressure_relief?.critical;
         let wanted = |level: Level| if level.is_at(critical) { level.below(critical) } else { 0 };
@@ -154,7 +154,7 @@ impl GcPolicy {
     }
 }
 
-/// Total and free bytes or inodes, in 128 bits, because the products of a large disk may overflow 64 bits.
+/// Total and free bytes or inodes, in 128 bits: the calculation of a percentage of a large disk may overflow 64 bits.
 struct Level {
     all: u128,
     free: u128,
@@ -179,7 +179,7 @@ impl Level {
         self.is_at(marks.high).then(|| (low, self.below(marks.high).min(low)))
     }
 
-    /// Returns more than the total if no disk can be below the mark.
+    /// The amount to free to get below a mark. For a mark of zero, this is more than the used amount.
     fn below(&self, mark: Percent) -> u64 {
         self.missing((self.all * u128::from(101 - mark.get())).div_ceil(100))
     }

@@ -20,15 +20,15 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
-    /// An empty image list is trusted at once; set for the embedded store.
+    /// On: the first empty image list is trusted, as for the embedded store. Off: only a second empty list is trusted.
     pub(super) trusts_empty_list: bool,
     pub(super) found_none: AtomicBool,
 }
 
 impl Pruning {
-    /// Whether the image list is reliable. A runtime that lists no image, although none was removed, may have just
-    /// started. So only a second empty list is trusted: after an early prune, all pods may use images without pull
-    /// records.
+    /// Whether the image list is trusted. `left` images are listed, and the collection removed `removed` images. A
+    /// runtime that has just started may list no image, so only a second empty list is trusted. If records were pruned
+    /// too early, every pod could use the images.
     fn trusts(&self, left: usize, removed: usize) -> bool {
         let found_none_before = self.found_none.swap(left == 0, Ordering::Relaxed);
         self.trusts_empty_list || left > 0 || removed > 0 || found_none_before
@@ -62,7 +62,7 @@ impl ImageGc {
         self.resolve_open_intents().await;
     }
 
-    /// Remembers which of the listed images are preloaded. `listed` is newer than the mark.
+    /// Records which of the listed images are preloaded. The mark must be older than the listing.
     pub(super) async fn remember_preloaded(&self, listed: &[Arc<ImageEntry>], mark: PruneMark) {
         let Some(pruning) = &self.pruning else { return };
         let (records, listed) = (Arc::clone(&pruning.records), listed.to_vec());
@@ -74,7 +74,7 @@ impl ImageGc {
         }
     }
 
-    /// Resolves the intents of interrupted pulls, so that their images require credentials from now on.
+    /// Resolves the intents of interrupted pulls: images that these pulls fetched require credentials from now on.
     async fn resolve_open_intents(&self) {
         let Some(pruning) = self.pruning.as_ref().filter(|pruning| pruning.records.has_open_intents()) else { return };
         let images = match self.runtime.list(None).await {

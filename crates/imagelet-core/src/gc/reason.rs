@@ -15,7 +15,7 @@ use crate::{image::ByteSize, text::duration_text};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Reason {
     InUse(Vec<String>),
-    /// Stays: pinned by these patterns, `runtime`, or `sandbox image`.
+    /// The image stays, because it is pinned by these patterns or sets, by `runtime` or as `sandbox image`.
     Pinned(Vec<String>),
     PodWaits(Vec<String>),
     Rule(String),
@@ -24,12 +24,12 @@ pub enum Reason {
     NoId,
     Young(Duration),
     Leased(Duration),
-    /// Stays: leased until this time, in whole seconds, for its container. `None`: the image is being removed.
+    /// The image stays, because it is leased until this time. `None`: another removal of the image is running.
     Awaited(Option<SystemTime>),
-    /// Stays: in use until recently. A list without the last user may be incomplete.
+    /// The image stays: its last container vanished recently, so the list of containers may be incomplete.
     Released,
     JustUsed,
-    /// Stays: no space was needed, or earlier removals free enough space.
+    /// The image stays, because no space is needed, or because other removals free enough.
     NotNeeded,
     NotEnough,
     Recent {
@@ -38,10 +38,10 @@ pub enum Reason {
     },
     Gone,
     Aborted(String),
-    /// Stays: the runtime rejected the removal with this error, because of a user that only the runtime sees.
+    /// The image stays, because the runtime rejected the removal with this error. Only the runtime sees the user.
     Refused(String),
     Failed(String),
-    /// Stays: the removal is impossible, or the image was still present after its removal. The text is the error.
+    /// The image stays, because it cannot be removed or was still present after its removal. The text is the error.
     Remains(String),
     Old {
         idle: Idle,
@@ -49,7 +49,7 @@ pub enum Reason {
     },
     Room {
         idle: Idle,
-        /// Bytes freed after the previous removals.
+        /// The bytes that this removal frees in addition to the previous removals.
         frees: ByteSize,
     },
     Unused(Idle),
@@ -75,7 +75,7 @@ impl GcPhase {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     Used(Duration),
-    /// Never used. The duration is the time since the first sight.
+    /// The image was never used. The duration is the time since it was first listed.
     Never(Duration),
 }
 
@@ -97,7 +97,7 @@ impl fmt::Display for Idle {
 }
 
 impl Reason {
-    /// Rounds the end of the lease up to a full second.
+    /// The reason for a leased image. The end of the lease is rounded up to a full second.
     pub(crate) fn awaited(until: SystemTime) -> Self {
         let since = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);
@@ -108,12 +108,11 @@ impl Reason {
         self.parts().0
     }
 
-    /// The inputs as JSON: camelCase keys, durations in seconds with the unit in the key. Null without inputs.
+    /// The inputs as JSON: camelCase keys, durations in seconds with the unit in the key. `null`: no inputs.
     pub fn inputs(&self) -> Value {
         self.parts().1
     }
 
-    /// The code, the inputs, and the text.
     fn parts(&self) -> (&'static str, Value, Cow<'static, str>) {
         let of_idle = |idle: &Idle| {
             let (Idle::Used(passed) | Idle::Never(passed)) = idle;
@@ -186,7 +185,7 @@ impl Reason {
     }
 }
 
-/// The first users, and the number of the other users.
+/// A text with the first users and the number of further users.
 fn first_of(users: &[String]) -> String {
     const SHOWN_MAX: usize = 3;
     let shown = users[..users.len().min(SHOWN_MAX)].join(", ");
@@ -200,7 +199,7 @@ fn moment(at: SystemTime) -> String {
     Timestamp::try_from(at).map_or_else(|_| "the end of time".to_owned(), |at| at.to_string())
 }
 
-/// Whole seconds if possible. Null for an infinite duration.
+/// The seconds as JSON, without a fraction if possible. `Duration::MAX` means infinite and becomes `null`.
 fn seconds(duration: Duration) -> Value {
     match duration {
         Duration::MAX => Value::Null,

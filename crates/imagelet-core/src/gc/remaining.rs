@@ -13,7 +13,7 @@ use crate::{
 struct Remaining {
     reason: Reason,
     since: SystemTime,
-    /// The names in the first pass after the removal. `None` before that pass.
+    /// The names of the image in the first listing after its removal. `None`: no listing has followed yet.
     names: Option<Vec<String>>,
 }
 
@@ -21,14 +21,14 @@ struct Remaining {
 pub(super) struct RemainingImages(Mutex<BTreeMap<ImageKey, Remaining>>);
 
 impl RemainingImages {
-    /// `left`: the image after its removal; required if no pass follows at once.
+    /// `left` is the image as queried after its removal. With `None`, a listing must follow at once and sets the names.
     pub(super) fn add(&self, key: ImageKey, reason: Reason, since: SystemTime, left: Option<&Image>) {
         let remaining = Remaining { reason, since, names: left.map(names) };
         locked(&self.0).insert(key, remaining);
     }
 
-    /// The listed images to skip, except pinned images, which stay anyway. Forgets images that are absent, have other
-    /// names, or were used or first seen since the removal: a pull may have added them again.
+    /// The listed images that a collection skips, without pinned images, which stay anyway. Forgets images that are
+    /// absent, have new names, or were used or first seen after the removal: a pull may have added them again.
     pub(super) fn of(&self, snapshot: &Snapshot) -> BTreeMap<ImageKey, Reason> {
         let mut remaining = locked(&self.0);
         if remaining.is_empty() {

@@ -14,23 +14,24 @@ use crate::{
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UsedImages {
     Stay,
-    /// Remove the image as far as the store permits, without listing its users.
+    /// Containers may use the image. The store alone decides whether the removal is possible.
     Go,
 }
 
 impl ImageGc {
-    /// Removes one image despite its age, pins and leases, and with [`UsedImages::Go`] despite its users. `None`: the
-    /// image is absent. A concurrent request for the image waits and then finds it absent.
+    /// Removes one image, even if it is young, pinned or leased, and with [`UsedImages::Go`] even if it is in use.
+    /// `None`: the image is absent. A concurrent request for the image waits until the removal has ended.
     ///
     /// # Errors
-    /// `InUse`. `Unavailable` if the users could not be listed or the list is not trusted. The errors of the runtime.
+    /// `InUse`: a container uses the image. `Unavailable`: its users cannot be listed, or the list is not trusted.
+    /// Other errors come from the runtime.
     pub async fn remove_ordered(
         &self,
         spec: &ImageSpec,
         used: UsedImages,
         now: SystemTime,
     ) -> Result<Option<Image>, RuntimeError> {
-        // One collection or requested removal at a time.
+        // Only one collection or requested removal runs at a time.
         let waiting = Instant::now();
         let _turn = self.turn.lock().await;
         let Some(image) = self.runtime.status(spec).await? else { return Ok(None) };

@@ -18,40 +18,40 @@ use crate::{
 
 #[derive(Debug, Default)]
 pub struct GcReport {
-    /// The disk at the start. All zero if it was not measured and the goal did not need it.
+    /// The disk at the start of the collection. All fields are zero if the disk could not be measured.
     pub disk_before: DiskUse,
-    /// The disk at the end. `None` without removals or without a measurement.
+    /// The disk at the end of the collection. `None`: no image was removed, or the disk could not be measured.
     pub disk_after: Option<DiskUse>,
     pub sizes: GcSizes,
     /// One decision per image: planned removals in order, then the other images by key.
     pub decisions: Vec<GcDecision>,
     pub failures: Vec<GcError>,
     pub events: Vec<GcEvent>,
-    /// Ids of all present images. `None` in a dry run or after a failed listing.
+    /// The ids of all images at the end of the collection. `None`: a dry run, or the listing failed.
     pub present: Option<Vec<ImageId>>,
-    /// For the kubelet's hooks (its policy only): the images that a space phase without failure considered and kept.
+    /// For the kubelet's hooks: the images that a successful collection for space considered and kept.
     pub hook: Option<Vec<ImageId>>,
 }
 
 #[derive(Debug, Default)]
 pub struct GcSizes {
-    /// Bytes to free. `None` if no space was wanted, or if all unused images were to be removed.
+    /// The bytes to free. `None`: no space was needed, or the goal was to remove all unused images.
     pub goal: Option<ByteSize>,
-    /// Listed sizes of the removed images. They include shared layers that stay.
+    /// The sum of the listed sizes of the removed images, including shared layers that stay on the disk.
     pub claimed: ByteSize,
-    /// Bytes freed according to known shared layers; see `certainty`.
+    /// The freed amount, calculated from the layers of the removed images. `certainty` is its reliability.
     pub freed: Freed,
     pub could_free: ByteSize,
     pub certainty: Certainty,
-    /// Gain of available bytes on the disk, including concurrent writes and removals. `None` without removals or
-    /// without a measurement. May be too low if the runtime frees asynchronously.
+    /// The increase of available bytes on the disk, including writes and removals of other programs. `None`: no image
+    /// was removed, or the disk could not be measured. If the runtime frees space later, the value is too low.
     pub measured: Option<ByteSize>,
 }
 
 impl GcReport {
     /// The error text that the kubelet returns. `None` after a success.
     pub fn failure(&self) -> Option<String> {
-        // An unreachable goal is a state with its own event, not a failure of each run.
+        // An unreachable goal is no failure. It has its own event.
         let failures = self.failures.iter().filter(|error| !matches!(error, GcError::OutOfReach { .. }));
         let texts: Vec<String> = failures.map(ToString::to_string).collect();
         (!texts.is_empty()).then(|| aggregate(&texts))
@@ -74,7 +74,7 @@ pub struct GcDecision {
     pub reason: Reason,
     /// The purpose of the planned removal. `None`: no removal was planned.
     pub phase: Option<GcPhase>,
-    /// Bytes that this removal frees after the previous removals.
+    /// The bytes that this removal frees in addition to the previous removals.
     pub frees: ByteSize,
 }
 
@@ -86,7 +86,7 @@ impl GcDecision {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
-    /// With a phase: the image was selected, but a later check prevented the removal.
+    /// The image stays. If `phase` is set, the image was selected, but a later check prevented the removal.
     Kept,
     Chosen,
     Removed,
@@ -95,7 +95,7 @@ pub enum GcOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcEvent {
-    /// Alerts match the reason.
+    /// The event reason, which alerts match.
     pub reason: &'static str,
     pub message: String,
 }
@@ -107,12 +107,11 @@ pub enum GcError {
     Inventory(#[from] InventoryError),
     #[error(transparent)]
     Filesystem(RuntimeError),
-    /// No disk is known, or the measurement failed.
+    /// The disk of the images is unknown, or its measurement failed.
     #[error(transparent)]
     Disk(#[from] PlainError),
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
-    /// Removals by age or for space failed.
     #[error("{0}")]
     Removals(String),
     /// The kubelet's policy: the disk is still too full after all possible removals.
@@ -126,7 +125,7 @@ pub enum GcError {
     #[error("{text}")]
     OutOfReach {
         shortfall: Shortfall,
-        /// The event text. The beginning is the kubelet's, because alerts match the text.
+        /// The event text. It begins like the kubelet's event text, because alerts match that beginning.
         text: String,
     },
     /// The runtime lists no containers after it listed some. The list is not trusted.
@@ -151,11 +150,11 @@ impl GcError {
     }
 }
 
-/// Maximum bytes of a recorded text from outside.
+/// The maximum length in bytes of the text of a reason in the audit log.
 const TEXT_LENGTH_MAX: usize = 1024;
 
 impl GcDecision {
-    /// The audit record of a removal or its refusal. `by`: what started the collection. `None`: no removal was tried.
+    /// The audit record of a removal or a prevented removal. `by` is the trigger of the collection. `None`: no record.
     pub(super) fn act(&self, by: &str) -> Option<Act> {
         let (code, why) = match &self.outcome {
             GcOutcome::Chosen => return None,

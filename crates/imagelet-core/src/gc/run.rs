@@ -1,4 +1,5 @@
-//! One collection: refresh, plan, check and remove, refresh, prune pull records. A prevented removal causes a new plan.
+//! Runs one collection: lists images, plans, checks and removes, lists again, and prunes pull records. A prevented
+//! removal causes a new plan.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -31,17 +32,17 @@ use crate::{
 const PLANS_MAX: usize = 8;
 
 impl ImageGc {
-    /// Collects once, after a running collection has ended. A dry run neither waits for a collection nor delays it. A
-    /// failed removal, or an image that came into use meanwhile, is part of the report, and another image is removed
-    /// instead. If the future is dropped, finished removals are not undone.
+    /// Runs one collection, after a running collection has ended. A dry run starts at once and delays no collection. If
+    /// a removal fails or an image comes into use in the meantime, the report contains this, and another image is
+    /// removed. If the future is dropped, finished removals stay in effect.
     ///
     /// # Errors
-    /// If images, users or the disk are unknown and nothing was done.
+    /// If images, users or the disk cannot be queried. Removals before the error stay in effect.
     pub async fn run(&self, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
         self.run_by("collection", request, now).await
     }
 
-    /// As [`Self::run`]. `by` is the trigger of the collection in the audit log: `timer`, `command`, `pull`.
+    /// Runs a collection as [`Self::run`]. `by` is its trigger in the audit log: `timer`, `command`, `pull`.
     pub async fn run_by(&self, by: &str, request: &GcRequest, now: SystemTime) -> Result<GcReport, GcError> {
         // Locked during the whole collection: two concurrent collections would together free more than requested.
         let waiting = Instant::now();
@@ -82,12 +83,12 @@ impl ImageGc {
         Ok(report)
     }
 
-    /// Waits for the end of a running collection. A plan during the collection would count its removals again.
+    /// Waits for the end of a running collection, so that a following plan does not count its removals again.
     pub async fn wait_for_running(&self) {
         drop(self.turn.lock().await);
     }
 
-    /// The layers of images. Layers outside the measured disk are left out: they free no space on that disk.
+    /// The layers of all images. Layers on other disks are omitted, because their removal frees no space on `disk`.
     async fn layers_on(&self, disk: Option<&DiskUse>) -> Option<LayerGraph> {
         let graph = self.runtime.layers().await.unwrap_or_else(|error| {
             tracing::warn!(error = error.chain(), "planning without the layers that images share");
@@ -110,7 +111,7 @@ impl ImageGc {
         let images = disks::image_filesystem(&filesystems)?.clone();
         let measured = tokio::task::spawn_blocking(move || disks::image_disk(&images, &*probe));
         let disk = measured.await.unwrap_or_else(|error| Err(PlainError::new(error.to_string())))?.unwrap_or_default();
-        // Reservations are read first: a layer committed between the reads is counted twice, which is safe.
+        // The reservations are read first. At worst, a layer that is committed in between counts twice.
         Ok(DiskUse { reserved, ..disk })
     }
 }
@@ -124,19 +125,19 @@ struct Run<'a> {
     began: Instant,
     containers: usize,
     containers_vanished: bool,
-    /// Until the end of the run, the decisions of the report are only the attempted removals.
+    /// During the run, the decisions have only the images that the collection tried to remove.
     report: GcReport,
-    /// The wanted amount of the first plan with a known disk.
+    /// The amount to free, from the first plan that needs space.
     wanted: Option<Freed>,
     last: Option<(Arc<Snapshot>, Plan)>,
     spared: BTreeMap<ImageKey, Reason>,
     done: Done,
-    /// Listed sizes. `None` if no image was removed for space.
+    /// The sum of the listed sizes of the images removed for space. `None`: no image was removed for space.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
     aborted: Option<String>,
-    /// A removal was planned, so the reasons to keep the other images are logged.
+    /// Whether a plan needed space or had a removal. If so, the reasons to keep the other images are logged at `INFO`.
     is_active: bool,
 }
 
@@ -164,7 +165,7 @@ impl<'a> Run<'a> {
                 self.containers_vanished |= snapshot.containers_vanished;
             }
             if let Err(error) = disk {
-                // Nothing was done, so this error is the result.
+                // If no removal was tried, the failed measurement is the result of the collection.
                 if self.report.decisions.is_empty() && self.aborted.is_none() {
                     return Err(error);
                 }
@@ -175,7 +176,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Only a threshold goal requires the disk.
+    /// Measures the disk. A failed measurement is an error only for a threshold goal.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let disk = self.gc.measure().await;
         match self.request.goal {
@@ -189,7 +190,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Executes one plan. Returns whether a check prevented a removal: then a new plan may free more.
+    /// Makes and executes one plan. Returns true if a removal was prevented, so that a new plan may free more.
     async fn pass(&mut self, snapshot: &Arc<Snapshot>, disk: Option<DiskUse>, is_last: bool) -> bool {
         let gc = self.gc;
         let layers = gc.layers_on(disk.as_ref()).await;
@@ -201,7 +202,7 @@ impl<'a> Run<'a> {
             request: self.request,
             now: self.now,
             snapshot,
-            // `done` has the finished removals. The goal refers to the disk at the start.
+            // The disk at the start of the collection. `done` has what the removals have freed since then.
             disk,
             done: if self.request.policy.rules.measures_first {
                 self.done
@@ -227,7 +228,7 @@ impl<'a> Run<'a> {
         is_disturbed && self.aborted.is_none() && self.request.policy.is_planned()
     }
 
-    /// The first plan with a known disk sets the wanted amount.
+    /// Records a plan for the report. The first plan that needs space sets the wanted amount.
     fn note(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         self.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         if self.last.is_none() {
@@ -255,7 +256,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// A dry run: counts all planned removals as done.
+    /// In a dry run, counts all planned removals as done.
     fn foresee(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         for step in &plan.steps {
             let entry = &input.snapshot.entries[step.place];
@@ -265,9 +266,9 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Executes the steps of a plan and counts the freed bytes. Returns whether a step was not executed. With shared
-    /// layers, a skipped step may make other steps useless. The other steps then wait for a new plan, unless this plan
-    /// is the last. In the order of listed sizes, the next image is removed.
+    /// Executes the steps of a plan and counts the freed bytes. Returns true if a step was skipped. If images share
+    /// layers, a skipped step may make later steps useless. The later steps then wait for a new plan, except in the
+    /// last plan. With `GcOrder::ListedSizes`, the next image is removed instead.
     async fn act(&mut self, plan: &Plan, input: &PlanInput<'_>, is_last: bool) -> bool {
         let mut removed: Vec<&Step> = Vec::new();
         let mut is_whole = true;
@@ -286,7 +287,7 @@ impl<'a> Run<'a> {
                 break;
             }
         }
-        // The shared layers of kept images stay.
+        // The freed amounts are calculated again, because a shared layer stays if a skipped image uses it.
         let places: Vec<usize> = removed.iter().map(|step| step.place).collect();
         for (step, (_, frees)) in removed.iter().zip(frees(input.layers, input, &places)) {
             self.count(step.phase, frees);
@@ -299,13 +300,13 @@ impl<'a> Run<'a> {
         *freed = freed.plus(frees);
     }
 
-    /// In the order of listed sizes, removals for space stop when the sizes are enough.
+    /// Whether the listed sizes reach the wanted amount, which stops a collection with `GcOrder::ListedSizes`.
     fn has_enough(&self, plan: &Plan) -> bool {
         let wanted = plan.wanted.map_or(u64::MAX, |wanted| wanted.bytes.0);
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
     }
 
-    /// Begins a removal after a fresh check. Until the result is dropped, no caller gets the image as present.
+    /// Checks the image again and begins its removal. Requests for the image wait until the result is dropped.
     async fn begin(&mut self, entry: &ImageEntry) -> Result<Removal<'a>, Reason> {
         if let Some(why) = self.aborted.clone() {
             return Err(Reason::Aborted(why));
@@ -330,7 +331,7 @@ impl<'a> Run<'a> {
 
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {
         let (id, size) = (entry.image.id.to_string(), entry.image.size);
-        // The kubelet passes only the id. A use under any handler prevents the removal before this call.
+        // The kubelet passes only the id to the runtime. The check below finds containers of every handler.
         let spec = if self.request.policy.is_planned() { entry.image.spec.clone() } else { ImageSpec::default() };
         let spec = ImageSpec { image: id.clone(), ..spec };
         let is_over = self.aborted.is_some() || self.containers_vanished;
@@ -348,7 +349,7 @@ impl<'a> Run<'a> {
         }
         let began = self.clock();
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
-        // The kubelet's log line with its field names; the image names are an addition.
+        // The kubelet's log line with the kubelet's field names. `names` and `phase` are additions.
         let (names, phase) = (entry.image.names().join(" "), step.phase.reason());
         tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, phase, "Removing image to free bytes");
         let removed = match prepared {
@@ -365,7 +366,7 @@ impl<'a> Run<'a> {
                 self.decide(entry, step, GcOutcome::Removed, step.reason.clone());
                 true
             }
-            // Only the store saw the user, or the use began after the check. Another image is removed instead.
+            // The store knows a user that the check did not find, or the use began after the check. A new plan follows.
             Err(error) if error.kind() == RuntimeErrorKind::InUse && self.request.policy.is_planned() => {
                 self.spare(entry, step, Reason::Refused(split_grpc_error(&error.chain()).1.to_owned()))
             }
@@ -387,7 +388,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Records that the image stays or that the collection has ended.
+    /// Records why the image was not removed. Returns false, as `remove` does for an image that stays.
     fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> bool {
         self.spared.insert(entry.key(), reason.clone());
         self.decide(entry, step, GcOutcome::Kept, reason);
@@ -461,7 +462,7 @@ impl<'a> Run<'a> {
         if !self.space_failures.is_empty() {
             let errors = aggregate(&self.space_failures);
             let text = if !own_texts {
-                // The kubelet's goal for all unused images is the largest number of bytes.
+                // If the goal is all unused images, the kubelet's amount to free is the largest number.
                 let freed = for_space;
                 format!(
                     "wanted to free {amount} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
@@ -502,7 +503,7 @@ impl<'a> Run<'a> {
         let (freed, dry_run) = (self.done.space, self.request.dry_run);
         let text = message(used_percent, capacity, freed, dry_run, &shortfall, certainty);
         let error = GcError::OutOfReach { shortfall, text };
-        // A command gets the failure each time. The node's event is repeated only after a change.
+        // A command reports the failure each time. The node repeats the event only after a change of the shortfall.
         if goal == GcGoal::Threshold && !dry_run && self.gc.shortfall.is_new(disk, &shortfall) {
             self.report.events.extend(error.event());
         }
@@ -511,7 +512,7 @@ impl<'a> Run<'a> {
 
     fn decisions(&mut self) -> Vec<GcDecision> {
         let mut decisions = std::mem::take(&mut self.report.decisions);
-        // Sorted by key, like the entries.
+        // `tried` is sorted by key, like the entries, so one walk joins both.
         let tried: BTreeSet<ImageKey> = decisions.iter().map(GcDecision::key).collect();
         let mut tried = tried.into_iter().peekable();
         let Some((snapshot, plan)) = &self.last else { return decisions };
@@ -524,7 +525,6 @@ impl<'a> Run<'a> {
             }
         }
         for GcDecision { entry, reason, phase, .. } in &decisions {
-            // The names are joined only if the line is logged.
             let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.request.dry_run);
             match phase {
                 Some(phase) => {
@@ -547,7 +547,7 @@ impl<'a> Run<'a> {
                     let mut ids: Vec<ImageId> = snapshot.entries.iter().map(|entry| entry.image.id.clone()).collect();
                     ids.dedup();
                     report.present = Some(ids);
-                    // Stores the names that the images still have after the removals.
+                    // Stores the current names of images that are still present after their removal.
                     gc.remaining.of(&snapshot);
                 }
                 Err(error) => tracing::warn!(%error, "could not list the images that are left"),

@@ -11,9 +11,9 @@ pub struct GcRuns {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunMessage {
-    /// `ERROR`: failure. `INFO`: first success after a failure (kubelet verbosity 1). `DEBUG`: other success (4).
+    /// `ERROR` for a failure, `INFO` for the first success after a failure, `DEBUG` for any other success.
     pub level: Level,
-    /// The kubelet's exact text.
+    /// The log text, exactly as in the kubelet.
     pub text: &'static str,
     pub event: Option<GcEvent>,
 }

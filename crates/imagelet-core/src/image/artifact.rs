@@ -18,12 +18,12 @@ pub struct Artifact {
     pub kind: String,
     /// The digest of the artifact's manifest. In a runtime, the image has another id.
     pub manifest: Digest,
-    /// The number of files. An archive, which is unpacked, counts as one.
+    /// The number of files. An archive counts as one file, although it is unpacked to many.
     pub files: u64,
 }
 
 impl Artifact {
-    /// The labels of the runtime's image that is made of this artifact.
+    /// The labels of the image that the runtime gets for this artifact.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let [kind, digest, files] = [ARTIFACT_TYPE_LABEL, DIGEST_LABEL, FILES_LABEL].map(str::to_owned);
         let shown = printable_start(&self.kind, TYPE_BYTES_MAX);

@@ -10,7 +10,7 @@ use crate::{printable::printable_start, text::named_enum};
 const SHOWN_MAX: usize = 135;
 
 named_enum! {
-    /// The algorithms of the reference grammar.
+    /// The digest algorithms that a reference may contain.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum DigestAlgorithm {
         Sha256 = "sha256",
@@ -48,7 +48,7 @@ impl Digest {
     /// Wraps raw hash output.
     ///
     /// # Panics
-    /// If the length of `hash` is not the algorithm's.
+    /// If the length of `hash` is not the length that the algorithm produces.
     pub fn from_hash(algorithm: DigestAlgorithm, hash: &[u8]) -> Self {
         use fmt::Write as _;
         assert_eq!(hash.len() * 2, algorithm.hex_length(), "hash output has the algorithm's length");
@@ -81,7 +81,7 @@ impl Digest {
 impl FromStr for Digest {
     type Err = DigestError;
 
-    /// Checks in the order of `docs/spec/pull.md §5.2`: syntax of the algorithm, its name, length, digits.
+    /// Checks in the order of `docs/spec/pull.md §5.2`: the algorithm's syntax, its name, the length, the digits.
     fn from_str(text: &str) -> Result<Self, DigestError> {
         let (name, hex) = text.split_once(':').ok_or(NO_DIGEST)?;
         if !is_algorithm_name(name) {

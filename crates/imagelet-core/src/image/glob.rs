@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// In bytes. No image name is longer.
+/// The maximum length of a pattern in bytes. No image name is longer.
 pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -41,7 +41,7 @@ impl fmt::Display for Glob {
     }
 }
 
-/// The full form and the short forms of a name.
+/// The full form of a name and its short forms: `docker.io/library/a`, `library/a`, `a`.
 fn spellings(name: &str) -> impl Iterator<Item = &str> {
     let hub = name.strip_prefix("docker.io/");
     let library = hub.and_then(|rest| rest.strip_prefix("library/"));

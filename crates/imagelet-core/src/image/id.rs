@@ -60,7 +60,7 @@ impl ImageId {
         name.map_or(Cow::Borrowed(Self::shorten(id)), |name| shown_name(name))
     }
 
-    /// Like [`Self::short`], for a text.
+    /// Like [`Self::short`], for the text of an id.
     pub fn shorten(id: &str) -> &str {
         let bare = id.strip_prefix("sha256:").unwrap_or(id);
         bare.get(..13).unwrap_or(bare)
@@ -126,7 +126,7 @@ impl ImageKey {
         &self.id
     }
 
-    /// Empty: the default handler.
+    /// The name of the runtime handler; empty for the default handler.
     pub fn handler(&self) -> &str {
         &self.handler
     }

@@ -20,7 +20,7 @@ pub trait ImageNames {
     fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2];
 }
 
-/// The text does not identify exactly one image.
+/// The text is empty, or it is the prefix of several image ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     #[error("no image specified")]

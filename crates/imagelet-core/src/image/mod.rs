@@ -30,7 +30,7 @@ pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag
 pub struct ImageSpec {
     /// A reference or an id; the call decides which.
     pub image: String,
-    /// The handler whose store is used. Empty: the default handler.
+    /// The handler whose store is used; empty for the default handler.
     pub runtime_handler: String,
     /// Hints to the runtime, sorted by name.
     pub annotations: Vec<(String, String)>,
@@ -48,16 +48,16 @@ pub enum ImageUser {
     #[default]
     Unset,
     Uid(i64),
-    /// A user name, which is resolved in the image.
+    /// A user name, which the runtime looks up in the image.
     Name(String),
 }
 
-/// No system has longer user names.
+/// The maximum length of a user name in bytes. No system has longer user names.
 const USER_LENGTH_MAX: usize = 256;
 
 impl ImageUser {
-    /// Parses `USER`, `UID` or `USER:GROUP`. Every number of 64 bits is a uid, also out of range. Any other text is a
-    /// name. If a pod must not run as root, the kubelet rejects a name (`docs/spec/cri.md §5.4`).
+    /// Parses `USER`, `UID` or `USER:GROUP`. A number of 64 bits is a uid, even if no system permits that uid. Any
+    /// other text is a name. If a pod must not run as root, the kubelet rejects a name (`docs/spec/cri.md §5.4`).
     pub fn of_config(text: &str) -> Self {
         let name = text.split(':').next().unwrap_or_default();
         if name.is_empty() {
@@ -79,11 +79,11 @@ impl ImageUser {
 /// An image, as its store lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// Unique on the node.
+    /// The id of the image, unique on the node.
     pub id: ImageId,
-    /// Full names with a tag.
+    /// The full names of the image that have a tag.
     pub tags: Vec<String>,
-    /// Full names with a digest.
+    /// The full names of the image that have a digest.
     pub digests: Vec<String>,
     /// The size that the store reports. The size of a shared layer is included in each image.
     pub size: ByteSize,
@@ -92,7 +92,7 @@ pub struct Image {
     pub spec: ImageSpec,
     /// `true`: the store excludes the image from collections.
     pub pinned: bool,
-    /// `Some`: the image was made of an artifact. CRI does not report it; [`crate::ports::RuntimeManager::list`] adds it.
+    /// The artifact that the image was made of. CRI does not report it; [`crate::ports::RuntimeManager::list`] adds it.
     pub artifact: Option<Arc<Artifact>>,
 }
 

@@ -19,27 +19,27 @@ pub struct PinnedNames(Vec<Pattern>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Pattern {
     glob: Glob,
-    /// `true`: lower case, matches names in any case. `false`: a whole name, whose tag may have capital letters.
+    /// `true`: the glob is in lower case and matches names in any case. `false`: the glob matches only its exact case.
     is_caseless: bool,
 }
 
 impl PinnedNames {
-    /// containerd's notation: whole names, compared after normalisation.
+    /// Reads containerd's notation: whole names, compared after normalisation.
     pub fn exactly<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut pinned = Self::default();
         names.into_iter().filter(|name| !name.contains('*')).for_each(|name| pinned.add(name, false));
         pinned
     }
 
-    /// Adds a pattern, and the full name of the pattern. A name without a tag means `latest`.
+    /// Adds a pattern as written, and its normalised form, in which a name without a tag has the tag `latest`.
     fn add(&mut self, text: &str, is_caseless: bool) {
         let full = text.parse::<Reference>().ok().map(|name| name.canonical().to_string());
         let globs = [Some(text), full.as_deref()].into_iter().flatten().filter_map(|text| Glob::new(text).ok());
         self.0.extend(globs.map(|glob| Pattern { glob, is_caseless }));
     }
 
-    /// CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. `BEGINNING*` matches only at the
-    /// start of the name, domain included. CRI-O also matches it inside the name.
+    /// Reads CRI-O's notation: whole names, `BEGINNING*` and `*WORD*`, case-insensitive. `BEGINNING*` matches only at
+    /// the start of a name with its domain. In CRI-O it also matches inside a name.
     pub fn patterns<'a>(texts: impl IntoIterator<Item = &'a str>) -> Result<Self, PlainError> {
         let mut pinned = Self::default();
         for text in texts {

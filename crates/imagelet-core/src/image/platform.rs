@@ -7,7 +7,7 @@ use std::{fmt, str::FromStr};
 pub struct Platform {
     pub os: String,
     pub architecture: String,
-    /// For example `v8`. `None` accepts an entry without a variant.
+    /// For example `v8`. `None`: the default variant of the architecture.
     pub variant: Option<String>,
 }
 

@@ -12,7 +12,7 @@ const TAG_LENGTH_MAX: usize = 128;
 /// The namespace that the default registry uses for names of one component.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
-/// Prefixes with which other tools mark a local image, before a path or name.
+/// Prefixes with which other tools mark the place of a local image: `docker-archive:PATH`, `docker-daemon:NAME`.
 const PLACES: [&str; 6] = ["oci", "oci-archive", "docker-archive", "docker-daemon", "containers-storage", "dir"];
 
 /// A normalised name: the repository with domain, and a tag, a digest, or both.
@@ -31,10 +31,10 @@ pub enum ReferenceError {
     /// The text begins with a scheme. No reference has a scheme.
     #[error("invalid reference format")]
     Scheme { hint: String },
-    /// This part of the repository has capital letters.
+    /// The repository has capital letters in this part.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
-    /// As [`Self::NameUppercase`], from the parser that does not normalise.
+    /// The repository has capital letters. Only [`trim_tag_and_digest`] returns this error.
     #[error("repository name must be lowercase")]
     Uppercase,
     #[error("repository name must have at least one component")]
@@ -48,13 +48,13 @@ pub enum ReferenceError {
 }
 
 impl ReferenceError {
-    /// What to write instead, if known.
+    /// The remedy for the text, if known.
     pub fn hint(&self) -> Option<&str> {
         if let Self::Scheme { hint } = self { Some(hint) } else { None }
     }
 
-    /// Adds the scheme to the hint of a format error. The hint has the rest of the text only if that rest is a
-    /// reference, because other texts may contain a password.
+    /// Adds a hint to the format error of a text with a scheme. The hint repeats the text after the scheme only if it
+    /// is a reference, because any other text may contain a password.
     fn with_scheme(self, text: &str) -> Self {
         let is_scheme = |scheme: &&str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let url = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty() && is_scheme(scheme));
@@ -79,7 +79,7 @@ impl Reference {
         &self.repository
     }
 
-    /// The registry's host and port. Empty for the few names that are only a path.
+    /// The registry's host and port. Empty if the first component, such as `my_host.io`, is no valid domain.
     pub fn domain(&self) -> &str {
         split_domain(&self.repository).0
     }
@@ -89,7 +89,7 @@ impl Reference {
         split_domain(&self.repository).1
     }
 
-    /// The tag, given or default. `None`: there is only a digest.
+    /// The written tag, or the default tag. `None`: the reference has a digest and no tag.
     pub fn tag(&self) -> Option<&str> {
         self.tag.as_deref()
     }
@@ -104,13 +104,13 @@ impl Reference {
         Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
     }
 
-    /// The names of the image that this request pulled: by tag, unless the request has a digest; and by `digest`.
+    /// The names of the pulled image: by tag (`None` if the reference has a digest), and by `digest`.
     pub fn names_of(&self, digest: &Digest) -> (Option<String>, String) {
         let by_digest = self.with_digest(digest.clone()).to_string();
         (self.digest.is_none().then(|| self.to_string()), by_digest)
     }
 
-    /// The stored name. A digest makes the tag irrelevant, so the tag is dropped.
+    /// The name under which the image is stored. If the reference has a digest, the tag is dropped.
     #[must_use]
     pub fn canonical(&self) -> Self {
         let tag = if self.digest.is_some() { None } else { self.tag.clone() };
@@ -170,7 +170,7 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
     Cow::Owned(format!("{scheme}{hidden}{shown}"))
 }
 
-/// The user's spelling, with `:latest` if the text has neither tag nor digest. Runtimes get this name.
+/// The text as the user wrote it, plus `:latest` if it has neither tag nor digest. Runtimes get this name.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
     Parts::parse(&full_name(text)?).map_err(|error| error.with_scheme(text))?;
     // A valid name ends with its last path component. A colon after the last slash starts a tag.
@@ -179,7 +179,7 @@ pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
     Ok(if bare { format!("{text}:{DEFAULT_TAG}") } else { text.to_owned() })
 }
 
-/// The user's spelling without tag and digest. Uses the parser that does not normalise.
+/// The text as the user wrote it, without tag and digest. Short names are not expanded.
 pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     match Parts::parse(text) {
         Ok(parts) => Ok(parts.name),
@@ -195,7 +195,7 @@ pub(super) fn parts_of_full_name(text: &str) -> Option<Parts<'_>> {
     Parts::parse(full).ok()
 }
 
-/// The text with its domain, for the grammar. Does not allocate if the text has a domain.
+/// The text with its domain, which the grammar requires. Does not allocate if the text already has a domain.
 fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     if text.len() == 64 && text.bytes().all(is_lower_hex) {
         return Err(ReferenceError::LooksLikeId(text.to_owned()));

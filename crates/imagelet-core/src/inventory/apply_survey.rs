@@ -16,7 +16,7 @@ use crate::{
 };
 
 impl InventoryState {
-    /// `asked_at` is the time before the listings, and `wall` the time after them (`docs/spec/gc.md §5`).
+    /// Applies a survey. `asked_at` is the time before its listings, `wall` the time after them (`docs/spec/gc.md §5`).
     pub(super) fn apply(
         &mut self,
         mut survey: Survey,
@@ -45,13 +45,13 @@ impl InventoryState {
         let snapshot = Arc::new(self.draw(images, now, wall, leases));
         self.mounts = survey.mounts;
         self.sandboxes.images = survey.sandboxes;
-        // The image ids replace the names.
+        // A name may move to another image, so the image id of a sandbox replaces the name.
         self.sandboxes.images.extend(sandboxes);
         self.snapshot = Some(Arc::clone(&snapshot));
         snapshot
     }
 
-    /// Moves future times to now. If the clock was set back, no age is negative and no wait gets longer.
+    /// Moves recorded times from the future to now: after a clock was set back, no age is negative and no wait longer.
     fn clamp(&mut self, now: SystemTime, wall: SystemTime) {
         let is_first = self.passed_at.is_none();
         if self.seen_at.replace(now).is_some_and(|seen| seen <= wall) && !is_first {
@@ -62,7 +62,7 @@ impl InventoryState {
         self.waits().for_each(|at| *at = wall.min(*at));
     }
 
-    /// Ends the leases of pods whose containers are listed.
+    /// Ends the leases of pods whose new containers are listed.
     fn serve_leases(&self, survey: &Survey, leases: &mut Leases) {
         let pods = leases.open_pods();
         let mut served = Vec::new();
@@ -76,7 +76,7 @@ impl InventoryState {
         }
     }
 
-    /// `images` are in the order of the usage history, with exactly one entry each.
+    /// `images` must match the present images of the usage history one to one, in the same order.
     fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, wall: SystemTime, leases: &Leases) -> Snapshot {
         let listed = images.into_iter().zip(self.memory.present());
         let until = |key: &ImageKey| leases.until(key.id(), wall);
@@ -98,7 +98,7 @@ impl InventoryState {
     }
 }
 
-/// Sorts images by key. Of images with the same key, the last image is used.
+/// Sorts images by key. Of several images with the same key, keeps only the last.
 fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     // The first bytes of the id are stored beside the image, because most comparisons need only these bytes.
     let mut keyed: Vec<(u128, Arc<Image>)> =

@@ -1,5 +1,5 @@
-//! Steps of the wall clock. A forward step ends no lease and no wait of this process. If the clock is behind at a
-//! start, no recorded time changes.
+//! Steps of the wall clock. A forward step does not shorten leases and waits of this process. If the clock is behind
+//! the last recorded time at a start, the recorded times stay.
 
 #![expect(
     clippy::disallowed_types,
@@ -11,11 +11,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::{inventory::InventoryState, leases::Leases};
 
-/// A smaller difference is a slewed clock, or a delay between the reads of the two clocks.
+/// A smaller difference is no step: it comes from a slewed clock, or from the time between the reads of the two clocks.
 const STEP_MIN: Duration = Duration::from_secs(1);
-/// A smaller difference is a concurrent caller that read the wall clock earlier.
+/// If the clock is behind by less, it was not set back: a concurrent caller read it earlier.
 const BEHIND_MIN: Duration = Duration::from_mins(5);
-/// A later record was written with a wrong clock and is treated as now.
+/// A recorded time that is further ahead of the clock was written with a wrong clock and counts as now.
 pub(super) const BEHIND_MAX: Duration = Duration::from_hours(24);
 
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +29,7 @@ impl Clocks {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 
-    /// The forward step of the wall clock since `since`.
+    /// How far the wall clock has stepped forward since `since`. Zero: there was no step.
     pub(super) fn forward_step(self, since: Self) -> Duration {
         let wall = self.wall.duration_since(since.wall).unwrap_or_default();
         let step = wall.saturating_sub(self.steady.duration_since(since.steady));
@@ -38,10 +38,10 @@ impl Clocks {
 }
 
 impl InventoryState {
-    /// Moves the leases and waits of this process by a forward step of the wall clock. `now` is the time of the pass.
+    /// Moves the leases and waits of this process by a forward step of the wall clock. `now` is the caller's time.
     pub(super) fn follow(&mut self, clocks: Clocks, now: SystemTime, leases: &mut Leases) {
         let step = self.clocks.map_or(Duration::ZERO, |since| clocks.forward_step(since));
-        // The caller read the clock before the step, so the next pass moves the leases.
+        // The caller read `now` before the step, so the next pass moves the leases.
         if clocks.wall.duration_since(now).unwrap_or_default() > step / 2 && !step.is_zero() {
             return;
         }
@@ -54,13 +54,13 @@ impl InventoryState {
         self.waits().for_each(|at| *at += step);
     }
 
-    /// The start times of waits that end by the wall clock.
+    /// The start times of the waits whose end depends on the wall clock.
     pub(super) fn waits(&mut self) -> impl Iterator<Item = &mut SystemTime> {
         let released = self.memory.images.values_mut().filter_map(|usage| usage.times.released_at.as_mut());
         self.watch.vanished_at.iter_mut().chain(released)
     }
 
-    /// The wall clock, or the last recorded time if the wall clock is [`BEHIND_MIN`] to [`BEHIND_MAX`] behind it.
+    /// The wall clock, or the last recorded time if the clock is [`BEHIND_MIN`] to [`BEHIND_MAX`] behind this time.
     pub(super) fn time(&self, wall: SystemTime) -> SystemTime {
         let is_step = |last: &SystemTime| {
             last.duration_since(wall).is_ok_and(|behind| (BEHIND_MIN..=BEHIND_MAX).contains(&behind))

@@ -1,4 +1,4 @@
-//! The users of images, from the runtime's lists (`docs/spec/gc.md §5`).
+//! Finds the containers and sandboxes that use each image, from the runtime's lists (`docs/spec/gc.md §5`).
 
 use std::{
     cmp::Ordering,
@@ -13,18 +13,18 @@ use crate::{
     ports::{Container, Listing, Pod, Sandbox},
 };
 
-/// Maximum length of a user: a namespace, a slash and a pod.
+/// The maximum length of `NAMESPACE/POD`. A longer text is not recorded.
 pub(crate) const USER_LENGTH_MAX: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageUses {
     pub(crate) by: Vec<String>,
-    /// The image has a container or sandbox of the runtime, not only mounts of the embedded store.
+    /// Whether a container or sandbox of the runtime uses the image. Mounts of the embedded store do not count.
     pub(crate) has_containers: bool,
     pub(crate) fresh: Vec<Fresh>,
 }
 
-/// Uses by image, also of images that are not listed.
+/// The uses of each image, including images that are used but not listed.
 pub(crate) type Users = BTreeMap<ImageKey, ImageUses>;
 
 /// A container that was absent in the previous pass.
@@ -41,12 +41,12 @@ pub(crate) struct Survey {
     pub(crate) pods: Vec<Pod>,
     pub(crate) mounts: BTreeMap<String, Vec<String>>,
     pub(crate) sandboxes: SandboxImages,
-    /// The runtime confirmed that each container and sandbox missing from its lists does not exist.
+    /// Whether the runtime confirmed that all containers and sandboxes missing from its lists no longer exist.
     pub(crate) missing_are_gone: bool,
 }
 
 impl Survey {
-    /// Runtime containers, without the mounts of the embedded store.
+    /// The number of containers of the runtime. Mounts of the embedded store do not count.
     pub(crate) fn runtime_containers(&self) -> usize {
         self.pods.iter().flat_map(|pod| &pod.containers).filter(|container| is_of_runtime(container)).count()
     }
@@ -56,14 +56,14 @@ pub(super) fn in_order_of_keys(one: &Image, other: &Image) -> Ordering {
     one.id.cmp(&other.id).then_with(|| one.spec.runtime_handler.cmp(&other.spec.runtime_handler))
 }
 
-/// The next item of a sorted iterator with this key.
+/// Advances `row`, which is sorted by key, to a key. Returns the value of the key, if any.
 pub(super) fn find<'a, T>(row: &mut Peekable<impl Iterator<Item = (&'a ImageKey, T)>>, key: &ImageKey) -> Option<T> {
     while row.next_if(|(other, _)| *other < key).is_some() {}
     row.next_if(|(other, _)| *other == key).map(|(_, found)| found)
 }
 
-/// The uses by image, and the image id of each sandbox whose image is listed, because a name may move to another image
-/// later. `is_fresh`: the id of the container is new.
+/// The uses of each image, and the image id of each sandbox. The id replaces the image name of a sandbox, because a
+/// name may move to another image later. `is_fresh` returns whether a container id is new.
 pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users, SandboxImages) {
     let containers = || survey.pods.iter().flat_map(|pod| pod.containers.iter().map(move |it| (pod, it)));
     let mounted = |container: &Container| survey.mounts.get(&container.id).into_iter().flatten();
@@ -101,7 +101,7 @@ pub(crate) fn users(survey: &Survey, is_fresh: impl Fn(&str) -> bool) -> (Users,
             let uses = users.entry(image.key()).or_default();
             uses.has_containers = true;
             let user = sandbox_text(pod, sandbox);
-            // A pod may have several sandboxes of the image.
+            // A pod with several sandboxes of the image is one user.
             if !uses.by.contains(&user) {
                 uses.by.push(user);
             }

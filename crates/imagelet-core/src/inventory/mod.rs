@@ -1,7 +1,7 @@
 //! The inventory: one pass finds, dates and caches all images for every reader (`docs/spec/gc.md §3-§5`).
 //!
-//! The ledger (`ledger/mod.rs`) preserves ages and uses over a restart. Without files every image is new, so images
-//! stay longer, and none is removed by mistake.
+//! The ledger (`ledger/mod.rs`) preserves ages and uses over a restart. Without the ledger, every image counts as new
+//! after a restart, so images stay longer than needed.
 
 mod apply_survey;
 mod clock_step;
@@ -66,11 +66,11 @@ use crate::{
     ports::{Pod, RuntimeManager, SandboxImage},
 };
 
-/// Minimum time between two ledger writes, unless an image gets its first container. A crash loses at most this time.
+/// Minimum time between two ledger writes, except for an image's first container. A crash loses at most this time.
 const FLUSH_EVERY: Duration = Duration::from_secs(45);
-/// Up to this many missing containers are queried one by one. If more are missing, a second pass decides.
+/// Up to this many containers that are missing from a list are queried by id. For more, a second pass decides.
 const MISSING_ASKED_MAX: usize = 256;
-/// Limit of concurrent container status calls, so that the runtime has capacity for pods.
+/// Limit of concurrent status calls to the runtime, which also needs capacity for pods.
 const STATUS_CALLS_MAX: usize = 8;
 const PINNED_BY_RUNTIME: &str = "runtime";
 
@@ -92,7 +92,7 @@ pub struct Inventory {
 #[derive(Debug, Default)]
 struct InventoryState {
     memory: UsageHistory,
-    /// The time of the last pass or request. A wall clock behind this time was set back.
+    /// The time of the last pass or request. If the wall clock is behind this time, it was set back.
     seen_at: Option<SystemTime>,
     clocks: Option<Clocks>,
     passed_at: Option<Instant>,
@@ -101,11 +101,11 @@ struct InventoryState {
     pins: Vec<PinPattern>,
     configured_pins: Vec<PinPattern>,
     set_pins: Vec<OwnedPin>,
-    /// Mounts do not change after the creation of a container, so each container is queried once.
+    /// Container id → mounted images. The mounts of a container never change, so each container is queried once.
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
     watch: ObservationWindow,
-    /// The ledger on disk is older than this state.
+    /// Whether the ledger on disk is older than this state.
     dirty: bool,
     flushed_at: Option<Instant>,
 }
@@ -114,17 +114,17 @@ struct InventoryState {
 pub struct Snapshot {
     /// The time when the listings were complete.
     pub taken_at: SystemTime,
-    /// All images, by key.
+    /// All images, sorted by key.
     pub entries: Vec<Arc<ImageEntry>>,
-    /// Start of the observation without a long gap. Earlier uses may be missing.
+    /// Since this time, no two passes had a long gap between them. Earlier uses may be missing.
     pub watched_since: SystemTime,
     pub containers: usize,
-    /// No container is listed after some were listed, so the users are unknown.
+    /// Whether no container is listed although some were listed before. If so, the users of images are unknown.
     pub containers_vanished: bool,
 }
 
 impl Snapshot {
-    /// Whether containers of the previous pass are missing. A pass [`VANISHED_WAIT`] later decides about their images.
+    /// Whether containers of the previous pass are missing. A pass after [`VANISHED_WAIT`] decides about their images.
     pub fn misses_containers(&self) -> bool {
         self.containers_vanished || self.entries.iter().any(|entry| entry.usage.times.released_at.is_some())
     }
@@ -137,7 +137,7 @@ pub struct ImageEntry {
     pub leased_until: Option<SystemTime>,
     /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of the image yet.
     pub awaited_by: Vec<String>,
-    /// Patterns, `runtime`, `sandbox image`, or a set: `ImageSet NAMESPACE/NAME`, `ClusterImageSet NAME`.
+    /// What pins the image: patterns, `runtime`, `sandbox image`, `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
 }
 
@@ -156,10 +156,10 @@ impl ImageEntry {
 pub enum InventoryError {
     #[error(transparent)]
     List(RuntimeError),
-    /// The runtime did not report a container's mounts. The kubelet's text includes the cause.
+    /// The runtime did not report the mounts of a container. The text is the kubelet's and includes the cause.
     #[error("get container status: {}", .0.chain())]
     Mounts(RuntimeError),
-    /// The runtime did not report the image of a sandbox or of new sandboxes.
+    /// The runtime did not report the image of a sandbox or its image for new sandboxes.
     #[error("get sandbox image: {}", .0.chain())]
     Sandboxes(RuntimeError),
     #[error("could not keep the inventory in `{}`", path.display())]
@@ -177,14 +177,14 @@ pub enum InventoryError {
 }
 
 impl Inventory {
-    /// `state_dir`: the files of the inventory, if any. A damaged file is logged and renamed to `NAME.corrupt-SECONDS`.
+    /// `state_dir` has the files. `None`: stores nothing. A damaged file is logged and renamed `NAME.corrupt-SECONDS`.
     pub fn open(runtime: RuntimeManager, state_dir: Option<&Path>) -> Result<Self, InventoryError> {
         let open =
             |path: &Path| StateDir::open(path).map_err(|source| InventoryError::File { path: path.to_owned(), source });
         Self::with_state(runtime, state_dir.map(open).transpose()?)
     }
 
-    /// As [`Self::open`], without writing: changes are not stored, and pins cannot change.
+    /// Opens the inventory as [`Self::open`], but stores no change. Pins cannot change.
     pub fn open_read_only(runtime: RuntimeManager, state_dir: &Path) -> Result<Self, InventoryError> {
         Self::with_state(runtime, Some(StateDir::open_read_only(state_dir)))
     }
@@ -214,12 +214,12 @@ impl Inventory {
     }
 
     /// Lists images, pods and mounted volumes, and updates the inventory. Calls during a pass share the next pass, so a
-    /// result is never older than its request. A dropped future or a failed pass changes nothing.
+    /// result is never older than its request. A failed pass or a dropped future leaves the snapshot unchanged.
     pub async fn refresh(&self, now: SystemTime) -> Result<Arc<Snapshot>, InventoryError> {
-        // Started before the wait for another pass, so that the wait is added to `now`.
+        // The clock starts before the wait for another pass, so that the wait is added to `now`.
         let began = Instant::now();
         let asked = self.passes_begun.load(Ordering::SeqCst);
-        // Locked during the pass. Callers queue here and share the next pass.
+        // Locked during the pass. Callers that wait for this lock share the next pass.
         let mut succeeded = self.pass.lock().await;
         if *succeeded > asked
             && let Some(snapshot) = self.snapshot()
@@ -234,7 +234,7 @@ impl Inventory {
         self.leases.reload(now + began.elapsed()).await;
         let former = self.snapshot();
         let snapshot = self.lock().apply(survey, now, now + began.elapsed(), &mut self.leases.lock());
-        // Freeing the images of a large node takes as long as sorting. The task has no result and is not awaited.
+        // Freeing the memory of a large snapshot takes time, so another thread frees it. Nothing waits for this thread.
         tokio::task::spawn_blocking(move || drop(former));
         *succeeded = number;
         drop(succeeded);
@@ -251,7 +251,7 @@ impl Inventory {
         self.record(key, UseReport::default(), 1, now);
     }
 
-    /// Records that a caller got the image, with this number of uses. A prefetch is not a use.
+    /// Records that a caller got the image for this number of uses. A prefetch does not count as a use.
     pub fn record(&self, key: &ImageKey, mut report: UseReport, uses: u64, now: SystemTime) {
         let mut state = self.lock();
         let now = state.time(now);
@@ -261,7 +261,7 @@ impl Inventory {
         state.dirty = true;
     }
 
-    /// As `LeaseService::leased`. Records the use only if `pod` is empty: a pod's manager has already recorded the use.
+    /// Leases an image as `LeaseService::leased`. Counts a use only without a pod: the use of a pod is counted before.
     pub async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -283,7 +283,7 @@ impl Inventory {
         !self.lock().memory.pending.is_empty()
     }
 
-    /// Lists images before pods. At worst, the image of a new container is then not listed yet.
+    /// Queries the runtime. Images are listed before pods: at worst, the image of a new container is not listed yet.
     async fn survey(&self) -> Result<Survey, InventoryError> {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
@@ -293,12 +293,12 @@ impl Inventory {
         Ok(Survey { images, pods, mounts, sandboxes, missing_are_gone })
     }
 
-    /// Whether the runtime confirms, by id, that each missing container and sandbox does not exist. False if no
-    /// container is listed: a runtime that lost its state would confirm everything.
+    /// Whether the runtime confirms by id that all containers and sandboxes missing from its lists no longer exist.
+    /// Returns false if no container is listed, because a runtime that lost its state would confirm everything.
     async fn are_missing_gone(&self, listed: &BTreeMap<String, Vec<String>>, sandboxes: &SandboxImages) -> bool {
         let (containers, sandboxes): (Vec<String>, Vec<String>) = {
             let state = self.lock();
-            // After a start the former containers are unknown.
+            // After a start of this process, the earlier containers are unknown.
             if listed.is_empty() || state.mounts.is_empty() {
                 return false;
             }
@@ -317,14 +317,14 @@ impl Inventory {
         containers.chain(sandboxes).all(|is_gone| async move { is_gone }).await
     }
 
-    /// Images mounted into containers. Only new containers are queried.
+    /// The images mounted into each container. Only new containers are queried.
     async fn mounts(&self, pods: &[Pod]) -> Result<BTreeMap<String, Vec<String>>, InventoryError> {
         let ids = pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.id);
         let (mut mounts, unknown) = split_known(ids, &self.lock().mounts);
         let ask = |id: String| async move {
             match self.runtime.mounted_images(&id).await {
                 Ok(mounted) => Ok((id, mounted)),
-                // A container removed meanwhile uses no image. A runtime without this call mounts no images.
+                // The container was removed in the meantime, or the runtime does not support mounted images.
                 Err(error) if matches!(error.kind(), RuntimeErrorKind::NotFound | RuntimeErrorKind::Unsupported) => {
                     Ok((id, Vec::new()))
                 }
@@ -337,12 +337,12 @@ impl Inventory {
     }
 
     fn lock(&self) -> MutexGuard<'_, InventoryState> {
-        // A panic elsewhere leaves at worst a stale table. The next pass corrects it.
+        // A panic under this lock leaves at worst outdated entries, which the next pass corrects.
         locked(&self.state)
     }
 }
 
-/// Splits ids: the known values, and the ids without a known value.
+/// Returns the known values of these ids, and the ids that have no known value.
 fn split_known<'a, T: Clone>(
     ids: impl Iterator<Item = &'a String>,
     known: &BTreeMap<String, T>,
@@ -368,7 +368,7 @@ impl InventoryState {
         by
     }
 
-    /// Whether other image managers see the image as pinned. Images leased to waiting pods are included.
+    /// Whether other image managers see the image as pinned. An image that a pod waits for is included.
     fn is_pinned(&self, image: &Image) -> bool {
         !self.pinned_by(image).is_empty() || !self.pod_leases.0.find(image).is_empty()
     }

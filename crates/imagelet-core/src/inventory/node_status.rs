@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::{image::Image, inventory::Inventory, lock::locked};
 
-/// An older list is refreshed. This is the interval of the kubelet's loop.
+/// A list that is older than this is read again. The kubelet's loop has the same interval.
 const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
 const NAMES_MAX: usize = 5;
@@ -25,7 +25,7 @@ pub struct NodeImage {
     pub size_bytes: u64,
 }
 
-/// The last list, sorted, and its time. `None` before the first list.
+/// The time of the last list, and the sorted list. `None`: no list was read yet.
 pub(super) type ImageCache = Mutex<(Option<Instant>, Arc<[Arc<Image>]>)>;
 
 impl Inventory {
@@ -50,12 +50,12 @@ impl Inventory {
     }
 }
 
-/// The largest image is first. Equal sizes are sorted by id, descending.
+/// Sorts the largest image first. Images of equal size are sorted by id in descending order.
 fn sort_for_status(images: &mut [Arc<Image>]) {
     images.sort_by(|a, b| (Reverse(a.size), Reverse(&a.id)).cmp(&(Reverse(b.size), Reverse(&b.id))));
 }
 
-/// The first `images_max` images of a sorted list, in Node form. `None`: all images.
+/// The first `images_max` images of a sorted list. `None`: all images of the list.
 pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<NodeImage> {
     let shown = images_max.map_or(images.len(), |max| max.min(images.len()));
     let node_image = |image: &Arc<Image>| NodeImage {

@@ -4,9 +4,9 @@ use std::time::{Duration, SystemTime};
 
 use serde::{Deserialize, Serialize};
 
-/// A longer gap between passes may hide uses. The gap is several five-minute passes.
+/// After a longer gap between passes, the observation starts again, because uses may be missing.
 pub const WATCH_GAP_MAX: Duration = Duration::from_hours(1);
-/// How long a list without the last container of the node or of an image is not trusted. A runtime restart is shorter.
+/// A missing last container of the node or an image counts as gone after this time. A runtime restart is shorter.
 pub const VANISHED_WAIT: Duration = Duration::from_mins(1);
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -35,7 +35,7 @@ impl ObservationWindow {
     }
 }
 
-/// How long a list without an image's last container is not trusted.
+/// How long the last container of an image must be missing until it counts as gone.
 pub(super) fn settling(lease: Duration) -> Duration {
     VANISHED_WAIT.min(lease)
 }

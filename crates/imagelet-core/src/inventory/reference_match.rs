@@ -1,6 +1,6 @@
 //! Reference matching: finds the listed images that a text names by id, id prefix, tag or digest, in full or shortened.
-//! A node lists many images, and its containers name few of them. So the searched texts are expanded and stored, and
-//! each listed name is compared with the stored texts. Unnamed images are not copied.
+//! A node lists many images, and its containers name few of them. So the forms of each searched text are stored in a
+//! map, and each listed name is looked up in the map.
 
 use std::{
     borrow::Cow,
@@ -10,7 +10,7 @@ use std::{
 
 use crate::image::{Image, Reference};
 
-/// Minimum hexadecimal digits of an id prefix: the length of a runtime's short id.
+/// The minimum number of digits of an id prefix. A runtime's short id has this length.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
 #[derive(Debug)]
@@ -28,7 +28,7 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
         let mut named: HashMap<&str, Vec<usize>> =
             spelled.iter().flat_map(|(_, all)| all).map(|spelling| (spelling.as_ref(), Vec::new())).collect();
         let longest = scan(images, &mut named);
-        // A prefix with the full length was already matched as an id.
+        // A text with the length of a full id was already compared with the ids.
         let is_prefix = |bare: &&str| bare.len() < longest && is_id_prefix(bare);
         let prefixes = by_prefix(images, found.keys().map(|text| bare_id(text)).filter(is_prefix).collect());
         for (text, spellings) in &spelled {
@@ -41,19 +41,19 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
         Self { images, found }
     }
 
-    /// The images that a text names, in listing order. The text must be one of those passed to `of`.
+    /// The images that a text names, in listing order. `text` must be one of the texts passed to `of`.
     pub(super) fn find(&self, text: &str) -> impl Iterator<Item = &'a Image> {
         self.found.get(text).into_iter().flatten().map(|index| self.images[*index].as_ref())
     }
 }
 
-/// Records every image under each searched spelling of its id and names. Returns the length of the longest id.
+/// Adds the index of each image to the searched forms of its id and names. Returns the length of the longest id.
 fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
     let mut longest = 0;
     if named.is_empty() {
         return longest;
     }
-    // Normalising changes the part after the last slash only by adding a tag, so few names are parsed.
+    // Normalisation only adds a tag to the part after the last slash. Names with another last part are not parsed.
     let tails: HashSet<&str> = named
         .keys()
         .flat_map(|spelling| {
@@ -73,11 +73,11 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
         if filter.may_have_end_of(id) {
             note(id);
         }
-        // A searched text matches the whole name or an end of it: its tail or its digest.
+        // A searched text equals the name or an end of the name: the part after the last slash, or the digest.
         for name in image.tags.iter().chain(&image.digests).filter(|name| filter.may_have_end_of(name)) {
             note(name);
             match name.split_once('@') {
-                // The same digest in another repository is the same image, so the name is not parsed.
+                // A digest names the same image in every repository, so only the digest is compared.
                 Some((_, digest)) => note(bare_id(digest)),
                 None if tails.contains(tail(name)) => {
                     name.parse::<Reference>().into_iter().for_each(|it| note(&it.canonical().to_string()));
@@ -89,7 +89,7 @@ fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
     longest
 }
 
-/// The images that match each searched prefix, found in the sorted ids.
+/// For each prefix, the indices of the images whose id begins with it. A binary search finds them in the sorted ids.
 fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t str, Vec<usize>> {
     let bare = |index: usize| bare_id(images[index].id.as_str());
     let mut order: Vec<usize> = if prefixes.is_empty() { Vec::new() } else { (0..images.len()).collect() };
@@ -102,17 +102,17 @@ fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t s
     prefixes.into_iter().map(of_prefix).collect()
 }
 
-/// The ends of all searched texts. Most listed names have no such end and are skipped.
+/// A filter with the ends of all searched texts. Most listed names have another end and are skipped.
 #[derive(Debug)]
 struct EndFilter {
-    /// The last eight bytes. Names and digests differ most in these bytes.
+    /// A bit set of the hashed last eight bytes of each text. Names and digests differ most in these bytes.
     long: Vec<u64>,
-    /// The last byte, for shorter texts.
+    /// For each byte, whether a text with less than eight bytes ends with this byte.
     short: [bool; 256],
 }
 
 impl EndFilter {
-    /// Many more bits than a node has searched texts.
+    /// The number of bits in `long`: many more than a node has searched texts, so that few bits match by chance.
     const BITS: usize = 1 << 16;
 
     fn of<'t>(texts: impl Iterator<Item = &'t str>) -> Self {
@@ -143,7 +143,7 @@ impl EndFilter {
     }
 }
 
-/// The forms of a text in a listing: unchanged, without the algorithm, only the digest, and normalised.
+/// The forms in which a listing may have a text: unchanged, without `sha256:`, only the digest, and normalised.
 fn spellings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
     let digest = text.split_once('@').map(|(_, digest)| bare_id(digest).into());
     let canonical = text.parse::<Reference>().ok().map(|reference| reference.canonical().to_string().into());

@@ -17,20 +17,20 @@ use crate::{
 };
 
 impl Inventory {
-    /// Checks the users of an image before a requested removal. The removal may run until the result is dropped. Pins
-    /// and leases are ignored; with `takes_used`, users are ignored, too.
+    /// Checks before a requested removal that no container uses the image. Requests for the image wait until the result
+    /// is dropped. Pins and leases are ignored. With `takes_used`, containers are ignored, too.
     pub(crate) async fn check_requested_removal(
         &self,
         image: &Image,
         takes_used: bool,
     ) -> Result<Result<Removal<'_>, RemovalBlocker>, InventoryError> {
-        // Started before the listing, so that a later request for the image waits until the removal ends.
+        // The removal begins before the listing, so that a later request for the image waits until the removal ends.
         let removal = self.leases.order_removal(&image.id).await;
         if takes_used {
             return Ok(Ok(removal));
         }
         let pods = match self.runtime.pods().await {
-            // A store that runs no containers has no users.
+            // A store that cannot list pods runs no containers, so its images have no users.
             Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
             pods => pods.map_err(InventoryError::List)?,
         };
@@ -43,7 +43,8 @@ impl Inventory {
         Ok(blocker.map_or(Ok(removal), Err))
     }
 
-    /// The users of an image in these pods. `containers` is the number of containers in an earlier listing.
+    /// What prevents the removal: users in these pods, or a doubtful list. `containers`: their number in an earlier
+    /// list.
     async fn blocked_by_users(
         &self,
         image: &Arc<Image>,
@@ -60,8 +61,8 @@ impl Inventory {
         Ok(users(&survey, |_| false).0.remove(&image.key()).map(|uses| RemovalBlocker::InUse(uses.by)))
     }
 
-    /// Checks a snapshot's entry again, against the runtime, pins and leases. `containers`: their number in the
-    /// snapshot. On success the removal starts: later requests for the image wait for its end.
+    /// Checks an entry of a snapshot again: against the runtime, the pins and the leases. The snapshot has `containers`
+    /// containers. On success the removal starts, and later requests for the image wait until the removal ends.
     pub(crate) async fn check_removable(
         &self,
         entry: &ImageEntry,
@@ -74,7 +75,7 @@ impl Inventory {
         Ok(found.and_then(|image| self.begin_removal(entry, &image, now + began.elapsed())))
     }
 
-    /// The current image, if no state of the runtime prevents its removal.
+    /// Queries the runtime again. Returns the current image, or what prevents its removal.
     async fn found_removable(
         &self,
         entry: &ImageEntry,
@@ -96,18 +97,18 @@ impl Inventory {
 }
 
 impl Inventory {
-    /// Starts the removal of an image that the runtime reports as unused, unless it was pinned, requested or used
-    /// since. The state stays locked until the removal is marked, because each check could change until then.
+    /// Starts the removal of an image that the runtime reports as unused, unless it was pinned, requested or used since
+    /// then. The state stays locked until the removal has started, so that the checks stay valid.
     fn begin_removal(&self, entry: &ImageEntry, image: &Image, now: SystemTime) -> Result<Removal<'_>, RemovalBlocker> {
         let key = &entry.key();
         let state = self.lock();
-        // A concurrent pass may have listed the container and ended its lease.
+        // A concurrent pass may have listed a new container of the image and ended its lease.
         let seen = state.snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         let first = seen.get(seen.partition_point(|entry| entry.image.id < *key.id()));
         if let Some(entry) = first.filter(|entry| entry.image.id == *key.id() && !entry.usage.used_by.is_empty()) {
             return Err(RemovalBlocker::InUse(entry.usage.used_by.clone()));
         }
-        // The last container vanished too recently: the list is not trusted yet.
+        // If the last container vanished recently, a list without it is not trusted yet.
         let released_at = state.memory.images.get(key).and_then(|usage| usage.times.released_at);
         let settling = settling(self.leases.lock().lasts);
         if let Some(released_at) = released_at.filter(|at| now.duration_since(*at).unwrap_or_default() < settling) {

@@ -1,4 +1,4 @@
-//! Sandbox images, which no container names: in use by running sandboxes, and pinned for new sandboxes.
+//! Sandbox images, which no container names. Running sandboxes use them, and pins keep them for new sandboxes.
 
 use std::collections::BTreeMap;
 
@@ -12,12 +12,12 @@ use crate::{
 
 pub(crate) const PINNED_FOR_SANDBOXES: &str = "sandbox image";
 
-/// Image of each sandbox by id. `None` if the runtime does not report the image.
+/// Sandbox id → image of the sandbox. `None`: the runtime does not report the image.
 pub(crate) type SandboxImages = BTreeMap<String, Option<String>>;
 
 #[derive(Debug, Default)]
 pub(super) struct Sandboxes {
-    /// Sandbox images are neither in use nor pinned, as in the kubelet.
+    /// On: sandboxes do not count as users, and their images are not pinned, as in the kubelet.
     are_ignored: bool,
     /// A sandbox never changes its image, so each sandbox is queried once.
     pub(super) images: SandboxImages,
@@ -32,7 +32,7 @@ impl Sandboxes {
 }
 
 impl Inventory {
-    /// Pins the configured and reported images for new sandboxes. `None`: no image is pinned, as in the kubelet.
+    /// Protects the images of running and new sandboxes. `None`: protects no sandbox image, as in the kubelet.
     pub fn protect_sandbox_images(&self, configured: Option<Vec<PinPattern>>) {
         let mut state = self.lock();
         let are_ignored = configured.is_none();
@@ -46,7 +46,7 @@ impl Inventory {
         }
     }
 
-    /// The images of these sandboxes. Only new sandboxes are queried. A failed query fails the pass.
+    /// The images of the sandboxes in these pods. Only new sandboxes are queried. If a query fails, the pass fails.
     pub(super) async fn sandbox_images(&self, pods: &[Pod]) -> Result<SandboxImages, InventoryError> {
         if self.lock().sandboxes.are_ignored {
             return Ok(SandboxImages::new());
@@ -74,7 +74,7 @@ impl Inventory {
             Err(error) if error.kind() == RuntimeErrorKind::Unsupported => Vec::new(),
             names => names.map_err(InventoryError::Sandboxes)?,
         };
-        // An invalid reference names no image.
+        // An invalid reference is skipped, because no image can have this name.
         let reported: Vec<PinPattern> = names.iter().filter_map(|name| name.parse().ok()).collect();
         let mut state = self.lock();
         if state.sandboxes.reported != reported && !state.sandboxes.are_ignored {

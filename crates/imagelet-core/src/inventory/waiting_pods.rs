@@ -1,6 +1,6 @@
-//! Leases to pods of the node. A lease protects an image as long as a pod waits for the image. The list of waiting pods
-//! is replaced as a whole and not stored, so no lease outlives its pod. Until the first list after a start, every image
-//! is leased, at most for the duration of a lease.
+//! Leases of images for the pods of the node. A lease protects an image as long as a pod waits for the image. The list
+//! of waiting pods is replaced as a whole and not stored, so no lease outlives its pod. Until the first list after a
+//! start, every image is leased, at most for the duration of a lease.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,11 +12,11 @@ use crate::inventory::{Inventory, pins::index::PatternIndex};
 pub struct WaitingPod {
     /// `NAMESPACE/NAME`.
     pub pod: Arc<str>,
-    /// The images of these containers, as spelled in the pod. A text that is no reference leases no image.
+    /// The images of the missing containers, as spelled in the pod. A text that is no reference leases no image.
     pub images: Vec<Arc<str>>,
 }
 
-/// The names that pods wait for, each with its pods.
+/// The image names that pods wait for, each with the pods that wait.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodLeases(pub(crate) PatternIndex<Vec<Arc<str>>>);
 

@@ -1,6 +1,6 @@
-//! The file of leases, for a process that starts after a crash. `STATE_DIR/leases.json` has the last request time of
-//! each leased image, for all processes. The file is not synced: after a power failure, all containers request their
-//! images again. If the file is unreadable, every image is treated as leased.
+//! The file of leases, which a process reads when it starts after a crash. `STATE_DIR/leases.json` has the last request
+//! time of each leased image, for all processes. The file is not synced: after a power failure, all containers request
+//! their images again. If the file is unreadable, every image is treated as leased.
 
 use std::{
     collections::BTreeMap,
@@ -44,7 +44,7 @@ impl LeaseFile {
         self.on_disk(move || read(&directory)).await
     }
 
-    /// Writes the leases up to version `wanted`. Concurrent callers share a write.
+    /// Writes the leases if the file is older than version `wanted`. Concurrent callers share a write.
     pub(super) async fn keep(
         &self,
         wanted: u64,
@@ -79,7 +79,7 @@ fn read(directory: &StateDir) -> io::Result<RequestTimes> {
     Ok(asked.into_iter().map(|(id, asked_at)| (id, time(asked_at))).collect())
 }
 
-/// Merges these leases into those of all processes. Expired leases and a damaged file are dropped.
+/// Merges these leases into the file, which all processes share. Expired leases and a damaged file are dropped.
 fn write(directory: &StateDir, due: RequestTimes, lasts: Duration) -> io::Result<()> {
     let _lock = directory.lock()?;
     let now = due.values().max().copied().unwrap_or(SystemTime::UNIX_EPOCH);

@@ -1,7 +1,7 @@
 //! Leases, which protect an image between a request for it and its container, and the running removals. A lease starts
-//! when a caller that may start a container gets the image. A lease ends when it expires, or when its pod has as many
-//! new containers of the image as it requested. Without a pod, a lease ends only when it expires. A lease request waits
-//! for a running removal and then queries the store again. An existing lease rejects a collection's removal.
+//! when a caller that may start a container gets the image. A lease ends when it expires, or when its pod has a new
+//! container of the image for each request. A lease without a pod ends only when it expires. A lease request waits for
+//! a running removal and then queries the store again. A lease prevents the removal by a collection.
 
 mod file;
 mod service;
@@ -19,44 +19,44 @@ use std::{
 
 use crate::image::ImageId;
 
-/// Limit of remembered ended removals. A query before the oldest of them is repeated.
+/// Limit of ended removals to remember. A query of the store that began before the oldest of them is repeated.
 const ENDED_MAX: usize = 1024;
 /// Limit of pods per leased image. A node has fewer pods.
 const PODS_MAX: usize = 1024;
-/// A written lease lasts this much longer after a restart, so that not every request writes.
+/// Request times are written this far ahead, so that repeated requests within this time do not write again.
 pub(crate) const AHEAD_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Leases {
-    /// Duration of a lease; zero disables leases.
+    /// The duration of a lease. Zero: there are no leases.
     pub(crate) lasts: Duration,
-    /// Image id → pod → lease. A removal names the id without a handler. An unknown pod is empty.
+    /// Image id → pod uid → lease. A removal names the id without a handler. The uid of an unknown pod is empty.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     pub(crate) removing: BTreeSet<ImageId>,
     begun: u64,
     /// Ended removals, each with the value of `begun` at its end.
     ended: VecDeque<(u64, ImageId)>,
-    /// The leases on disk are unreadable: all images are treated as leased until this time.
+    /// If set, the leases on disk are unreadable, and all images count as leased until this time.
     pub(crate) all_until: Option<SystemTime>,
-    /// The pods of the node are not known yet: all images are treated as leased until this time.
+    /// If set, the pods of the node are unknown, and all images count as leased until this time.
     pub(crate) pods_unknown_until: Option<SystemTime>,
-    /// The last write, which may still be running: the request time that a restart restores, and the lease version.
+    /// The request time and the lease version of each image in the last write, which may still be running.
     kept: BTreeMap<ImageId, (SystemTime, u64)>,
-    /// Increases with each lease that is not on disk.
+    /// Increases with each lease that must be written.
     pub(crate) version: u64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Lease {
-    /// First request of the pod. Only later containers match the lease.
+    /// The time of the pod's first request. Only containers that are created later match the lease.
     pub(crate) since: SystemTime,
-    /// Last request. The duration of the lease starts here.
+    /// The time of the pod's last request. The duration of the lease starts at this time.
     pub(crate) asked_at: SystemTime,
     /// Number of requests without a matching container.
     pub(crate) open: u32,
 }
 
-/// The value of the removal counter when a caller queries the store.
+/// The value of the removal counter before a query of the store. A larger value later means that a removal ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ReadMark(u64);
 
@@ -64,23 +64,23 @@ pub(crate) struct ReadMark(u64);
 pub(crate) enum RemovalBlocker {
     Gone,
     InUse(Vec<String>),
-    /// Pinned by these patterns or by the runtime.
+    /// The image is pinned by these patterns or sets, by the runtime or for sandboxes.
     Pinned(Vec<String>),
-    /// Leased to these pods. They are bound to the node and have no container of the image yet.
+    /// These pods wait for the image: they are bound to the node and have no container of the image yet.
     Awaited(Vec<String>),
-    /// Requested after the entry was built.
+    /// A caller requested the image after the snapshot.
     Touched,
-    /// Leased until this time at the latest.
+    /// The image is leased until this time at the latest.
     Leased(SystemTime),
-    /// First listed without its last container at this time. A second pass must confirm it.
+    /// Since this time, the last container of the image is missing from the list. A second pass must confirm this.
     Released(SystemTime),
     Busy,
-    /// The runtime lists no container after it listed some for the snapshot.
+    /// The runtime lists no container now, but listed some for the snapshot.
     Doubtful,
 }
 
 impl Leases {
-    /// Must be called before the store is queried.
+    /// Returns a mark for [`Self::is_overtaken`]. Must be called before the store is queried.
     pub(crate) fn read_mark(&self) -> ReadMark {
         ReadMark(self.begun)
     }
@@ -94,7 +94,7 @@ impl Leases {
         forgotten || self.ended.iter().any(|(begun, ended)| *begun > mark.0 && ended == id)
     }
 
-    /// Leases a found image to a pod. Returns the lease version: a write of this version includes the lease.
+    /// Leases a found image to a pod. Returns the lease version. A write of this version includes the lease.
     pub(crate) fn lease(&mut self, id: &ImageId, pod: &str, now: SystemTime) -> u64 {
         if self.lasts.is_zero() {
             return 0;
@@ -114,14 +114,14 @@ impl Leases {
         })
     }
 
-    /// Matches a new container of this pod and image with its lease.
+    /// Counts a new container against the lease of its pod. With the last open request, the lease ends.
     pub(crate) fn serve(&mut self, id: &ImageId, pod: &str, created_at: SystemTime) {
         if pod.is_empty() {
             return;
         }
         let Some(pods) = self.images.get_mut(id) else { return };
         let Some(lease) = pods.get_mut(pod) else { return };
-        // A container created at the same time may belong to an earlier request.
+        // A container created at the same time may belong to a request before this lease.
         if created_at > lease.since {
             lease.open = lease.open.saturating_sub(1);
         }
@@ -175,7 +175,7 @@ impl Leases {
         ends.max(self.all_until).max(self.pods_unknown_until).filter(|ends| *ends > now)
     }
 
-    /// Removes expired leases. A start in the future means that the clock was set back, and is moved to now.
+    /// Removes expired leases. A request time in the future means that the clock was set back. It is moved to now.
     pub(crate) fn tidy(&mut self, now: SystemTime) {
         let lasts = self.lasts;
         self.images.retain(|_, pods| {
@@ -231,7 +231,7 @@ impl Leases {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }
 
-    /// The leases to write. Their times are a little ahead, so that repeated requests rarely write.
+    /// The request times to write. They are `ahead` of the real times, so that repeated requests rarely write.
     pub(crate) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();
         let asked = self.images.iter().filter_map(|(id, pods)| Some((id.clone(), last(pods)? + ahead)));
@@ -241,7 +241,7 @@ impl Leases {
     }
 
     /// Restores leases that an earlier or another process wrote, without their pods. A time more than [`AHEAD_MAX`]
-    /// ahead means that the clock was set back: at a start the lease counts from now, later the lease is skipped.
+    /// ahead means that the clock was set back. At a start, such a lease begins now. Later, it is skipped.
     pub(crate) fn restore(&mut self, found: BTreeMap<ImageId, SystemTime>, now: SystemTime, at_start: bool) {
         for (id, line) in found.into_iter().filter(|(_, line)| at_start || *line <= now + AHEAD_MAX) {
             let asked_at = line.min(now);

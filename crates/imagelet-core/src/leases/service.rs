@@ -21,7 +21,7 @@ pub struct LeaseService {
     removals: tokio::sync::Notify,
 }
 
-/// A running removal. Requests for the image wait until it is dropped and then query the store again.
+/// A running removal. Requests for the image wait until this guard is dropped, then query the store again.
 #[derive(Debug)]
 #[must_use = "the removal ends with it"]
 pub(crate) struct Removal<'a> {
@@ -34,8 +34,8 @@ impl LeaseService {
         Self { state: Mutex::default(), file, removals: tokio::sync::Notify::new() }
     }
 
-    /// Enables leases of this duration and restores the leases of an earlier process. Zero disables leases. If the file
-    /// is unreadable, every image is treated as leased for this duration.
+    /// Sets the duration of a lease, and restores the leases of an earlier process. Zero turns leases off. If the file
+    /// is unreadable, every image counts as leased for this duration.
     pub fn start(&self, lasts: Duration, now: SystemTime) {
         let found = self.file.read();
         let mut leases = self.lock();
@@ -59,10 +59,10 @@ impl LeaseService {
         self.lock().until(id, now)
     }
 
-    /// Queries a store on behalf of a pod (uid or empty) and leases the found image: no collection removes the image
-    /// before the lease ends. `ask` is a query or a pull. `key` extracts the found image. `granted` is called with each
-    /// lease. If a removal starts between the answer and the lease, `ask` runs again, so the returned image is present.
-    /// Concurrent requests share one write to the disk. A repeated request within seconds writes nothing.
+    /// Queries a store for a pod and leases the found image: no collection removes the image before the lease ends.
+    /// `pod` is a uid or empty. `ask` is a query or a pull. `key` extracts the found image. `granted` is called with
+    /// each lease. If a removal starts between the answer and the lease, `ask` runs again, so the returned image is
+    /// present. Concurrent requests share one write to the disk. A repeated request within seconds writes nothing.
     pub(crate) async fn leased<T, E, F>(
         &self,
         pod: &str,
@@ -93,13 +93,13 @@ impl LeaseService {
         }
     }
 
-    /// Leases an image found by the query with this mark. Returns the lease version, or `None` if a removal intervened.
+    /// Leases an image that was found after the mark. Returns the lease version. `None`: a removal ran since the mark.
     fn lease(&self, id: &ImageId, pod: &str, mark: ReadMark, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
         (!leases.is_overtaken(id, mark)).then(|| leases.lease(id, pod, now))
     }
 
-    /// Starts a requested removal, after another removal of the image has ended. Leases do not prevent it.
+    /// Starts a requested removal, even if the image is leased. Waits until another removal of the image has ended.
     pub(crate) async fn order_removal(&self, id: &ImageId) -> Removal<'_> {
         while !self.lock().begin_ordered_removal(id) {
             self.removal_ended(id).await;
@@ -123,7 +123,7 @@ impl LeaseService {
         }
     }
 
-    /// Writes the leases up to this version. After a failure, the leases are valid only in this process.
+    /// Writes the leases up to version `wanted`. After a failure, new leases are valid only in this process.
     async fn keep(&self, wanted: u64) {
         let due = || {
             let mut leases = self.lock();

@@ -34,7 +34,7 @@ impl fmt::Display for PodEnd {
 /// A change of the pods that are bound to the node.
 #[derive(Debug, Default)]
 pub struct PodChanges {
-    /// By uid. The first end of a pod counts.
+    /// The pods that need no more images, by uid. A second end of a pod is ignored.
     pub ended: Vec<(Arc<str>, PodEnd)>,
     /// The uids of all pods that may need images.
     pub alive: Vec<Arc<str>>,
@@ -45,7 +45,7 @@ pub struct PodChanges {
 /// What the agent of the node knows about its pods. Without an agent, no pod ends.
 #[derive(Debug, Default)]
 pub(super) struct PodsView {
-    /// By uid, with the sequence number of the end.
+    /// The ended pods by uid, each with the sequence number of its end.
     ended: HashMap<Arc<str>, (u64, PodEnd)>,
     /// The number of ends so far.
     sequence: u64,
@@ -55,7 +55,7 @@ pub(super) struct PodsView {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct RequestEnd {
     pub(super) why: PodEnd,
-    /// Another pod waits for the image, so the fetch keeps its usual grace. `false`: the fetch ends at once.
+    /// `true`: another pod waits for the image, so the pull gets its usual grace. `false`: the pull ends at once.
     pub(super) is_awaited: bool,
 }
 
@@ -69,14 +69,14 @@ impl PodsView {
             self.sequence += 1;
             self.ended.insert(uid, (self.sequence, end));
         }
-        // An API server that was restored from a backup has removed pods again.
+        // After the API server is restored from a backup, a removed pod may be alive again.
         for uid in changes.alive {
             self.ended.remove(&uid);
         }
         self.waiting = changes.waiting;
     }
 
-    /// Decides whether a request of this pod ends. `image` is normalised.
+    /// The end of a request of this pod. `None`: the pod has not ended. `image` is normalised.
     fn decide(&self, uid: &str, image: Option<&Reference>) -> Option<RequestEnd> {
         let (_, why) = *self.ended.get(uid)?;
         let is_image = |name: &Arc<str>| name.parse::<Reference>().is_ok_and(|name| Some(&name.canonical()) == image);
@@ -92,7 +92,7 @@ impl EndedPods {
         self.0.send_modify(|view| view.change(changes));
     }
 
-    /// Binds a request to its pod. A request of a command, an `ImageSet` or another orchestrator ends with no pod.
+    /// Binds a request of a kubelet or of the look-ahead to its pod. Other requests do not end with a pod.
     pub(super) fn bond(&self, request: &EnsureRequest) -> PodBond {
         let is_bound = matches!(request.caller, Caller::Client { .. } | Caller::LookAhead);
         let uid = if is_bound { Arc::clone(&request.pull.pod.uid) } else { Arc::default() };
@@ -104,7 +104,7 @@ impl EndedPods {
 #[derive(Clone)]
 pub(super) struct PodBond {
     view: watch::Receiver<PodsView>,
-    /// Empty: the request has no pod.
+    /// The uid of the pod; empty if the request does not end with a pod.
     uid: Arc<str>,
     image: Option<Reference>,
 }
@@ -114,12 +114,12 @@ impl PodBond {
         self.view.borrow().decide(&self.uid, None).map(|end| end.why)
     }
 
-    /// Returns when the request ends.
+    /// Returns when the pod has ended.
     pub(super) async fn ended(self) -> PodEnd {
         self.until(|_| true).await
     }
 
-    /// Returns when the request has ended and no other pod waits for its image.
+    /// Returns when the pod has ended and no other pod waits for the image.
     pub(super) async fn unwanted(self) {
         self.until(|end| !end.is_awaited).await;
     }

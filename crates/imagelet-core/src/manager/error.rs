@@ -17,7 +17,7 @@ use crate::{
 pub struct EnsureError {
     image: String,
     cause: Cause,
-    /// See [`PodRules::stable_reasons`](crate::node_policy::PodRules::stable_reasons).
+    /// The value of [`PodRules::stable_reasons`](crate::node_policy::PodRules::stable_reasons).
     is_stable: bool,
 }
 
@@ -96,8 +96,8 @@ impl EnsureError {
         Self::new(image, Cause::NeverPull, true)
     }
 
-    /// Classifies a failed pull by the kind of the store's error, else by the prefix of the runtime's text. The kubelet
-    /// has no kinds, and accepts every text with the prefix.
+    /// Classifies a failed pull. With `is_stable`, the kind of the error decides, else the first word of its text.
+    /// Without it, only the first letters of the text decide, as in the kubelet.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, is_stable: bool) -> Self {
         let text = source.chain();
         let is = |kind, failure: PullFailure| match text.strip_prefix(failure.reason()) {
@@ -124,8 +124,8 @@ impl EnsureError {
         Self::new(image, Cause::Pull(PullFailure::Other, Arc::new(source)), true)
     }
 
-    /// The waiting reason in the pod status. For an unreadable pull secret or a failed record: the kubelet's raw error
-    /// text, or with stable reasons `ErrImagePull`.
+    /// The waiting reason in the pod status. Without stable reasons, an unreadable pull secret or a failed record has
+    /// the kubelet's raw error text.
     pub fn reason(&self) -> Cow<'static, str> {
         Cow::Borrowed(match &self.cause {
             Cause::Credentials(error) if !self.is_stable => return error.source.to_string().into(),
@@ -147,7 +147,7 @@ impl EnsureError {
                 let name = quoted(&shown_name(image));
                 format!("Failed to apply default image tag {name}: couldn't parse image name {name}: {source}")
             }
-            // The kubelet prints an empty name here, because it quotes the name from the missing result.
+            // The kubelet prints an empty image name, because it takes the name from the result, which is missing.
             Cause::Inspect(source) if !is_stable => format!("Failed to inspect image \"\": {}", source.chain()),
             Cause::Inspect(source) => format!("Failed to inspect image {name}: {}", source.chain()),
             Cause::NeverPull => format!("Container image {name} is not present with pull policy of Never"),

@@ -65,12 +65,12 @@ pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {
 
 /// Counts one request on drop, whatever its result.
 pub(crate) struct Tally<'a> {
-    /// `None`: the request is only estimated.
+    /// The metrics that count the request. `None`: the request is an estimate, which is not counted.
     pub(crate) metrics: Option<&'a Metrics>,
     pub(crate) policy: &'a PullPolicy,
-    /// Whether the image was present. `None`: not looked up.
+    /// Whether the image was present. `None`: the image was not looked up.
     pub(crate) present: Option<bool>,
-    /// Whether a pull was required. `None`: not decided.
+    /// Whether a pull was required. `None`: the request ended before the decision.
     pub(crate) required: Option<bool>,
 }
 

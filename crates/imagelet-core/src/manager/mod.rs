@@ -61,12 +61,12 @@ pub struct ManagerParts {
     pub records: Arc<PullRecords>,
     pub settings: PullSettings,
     pub keyring: Arc<NodeKeyring>,
-    /// Further credentials, tried after the node's.
+    /// The credential providers, whose credentials are tried after the node's.
     pub providers: Arc<dyn CredentialProvider>,
     pub reports: ManagerReports,
     /// Records the use of images, and leases the images of pods until their containers are created.
     pub inventory: Option<Arc<Inventory>>,
-    /// Permits the use of present images under `Always` during an outage. `None`: not permitted.
+    /// Permits the use of present images under `Always` during an outage. `None`: no such use is permitted.
     pub stale: Option<StaleUse>,
 }
 
@@ -81,7 +81,7 @@ pub struct ManagerReports {
 }
 
 impl Default for ManagerReports {
-    /// Events are only logged. There is no decision log.
+    /// Reports that write events to the log, and have no recorder and no decision log.
     fn default() -> Self {
         let (events, decisions) = (Arc::new(LogEvents::new(NonZeroUsize::MIN)), Arc::new(AuditLog::off()));
         Self { events, metrics: Arc::default(), recorder: None, decisions }
@@ -117,7 +117,7 @@ struct BackoffKey {
     pod_uid: Arc<str>,
     image: String,
     canonical: Reference,
-    /// The hashes of the credentials: with a changed secret, no back-off applies. Empty if the back-off is per image.
+    /// The hashes of the credentials, so that a changed secret ends the back-off. Empty if only the image counts.
     credentials: Vec<String>,
 }
 
@@ -141,11 +141,12 @@ impl ImageManager {
     }
 
     /// Ensures that an image is present and that the client may use it. Pulls the image if the policy requires a pull.
-    /// After a removal in parallel, the steps run again, so a returned image is present. A drop of the future, or the
-    /// end of the pod of a kubelet's request, frees the queue slot and cancels the pull, unless other clients wait for
-    /// the pull. The intent of a cancelled pull stays until the records check the image.
+    /// If the image is removed in the meantime, the steps run again, so a returned image is present. A drop of the
+    /// future frees the queue slot and cancels the pull, unless other clients wait for the pull. For a kubelet's
+    /// request, the end of its pod does the same. The intent of a cancelled pull stays until the records check the
+    /// image.
     pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
-        // The plan of the look-ahead drops the requests of an ended pod itself.
+        // Only a kubelet's request ends with its pod. The look-ahead drops the requests of an ended pod itself.
         if !request.caller.is_client() {
             return self.ensure_leased(request, watcher).await;
         }
@@ -195,8 +196,7 @@ impl ImageManager {
         ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
     }
 
-    /// Returns the current version, the waiting and running pulls, and the pulls that ended after `version`. With
-    /// `version` 0, no ended pulls.
+    /// The current version, the waiting and running pulls, and the pulls that ended after `version` (for 0, no pulls).
     pub fn pulls_since(&self, version: u64) -> (u64, Vec<PullStatus>) {
         self.puller.since(version)
     }

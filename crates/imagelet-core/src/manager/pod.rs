@@ -20,7 +20,7 @@ const LANES_MAX: usize = 16;
 
 #[derive(Clone, Debug)]
 pub struct PodRequest {
-    /// The common part: pod, secrets, annotations, handler. Image, policy and field are per image.
+    /// The part of the request that all images share: pod, secrets, annotations, handler.
     pub common: EnsureRequest,
     /// The images of the pod, in any order. The results have the same order.
     pub images: Vec<PodImage>,
@@ -95,8 +95,8 @@ impl ImageManager {
     /// request. Without [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all
     /// requests run in sequence, and a failed init container or volume blocks later images.
     ///
-    /// `watcher` creates the watcher of an image at the start of its request. `finished` receives each result. Neither
-    /// may block. A drop of the future cancels all requests, as with [`ImageManager::ensure`].
+    /// Both callbacks get the index of an image and must not block: `watcher` creates the watcher of its request, and
+    /// `finished` receives its result. A drop of the future cancels all requests, as with [`ImageManager::ensure`].
     pub async fn ensure_pod(
         &self,
         request: &PodRequest,
@@ -160,7 +160,7 @@ impl ImageManager {
     }
 }
 
-/// The images that share one request. The request is for the first image.
+/// The indexes of the images that share one request. The request is for the first image.
 type Step = Vec<usize>;
 
 fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
@@ -235,7 +235,7 @@ fn starts_failed(images: &[PodImage], outcomes: &[Option<PodOutcome>], settled: 
     };
     if images[settled].role == PodRole::Volume {
         let Some(reason) = reason_of(settled) else { return Vec::new() };
-        // An image without a result reports its failed volumes later, with its own result.
+        // A container whose image has no result yet is reported later, with that result.
         let mounting = (0..images.len()).filter(|&image| {
             images[image].role != PodRole::Volume
                 && is_started(image)

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use crate::bounded_map::make_room;
 
-/// Above this limit the oldest keys are dropped; the only effect is an earlier retry. A node has some hundred pods.
+/// The maximum number of keys. Above it, the oldest keys are dropped, which permits an earlier retry.
 const KEYS_MAX: usize = 16_384;
 
 /// One back-off window per key. Each failure doubles the window. A key expires after twice the longest window.
@@ -21,7 +21,7 @@ pub(crate) struct Backoff<K> {
 pub(crate) struct BackoffEntry {
     pub(crate) window: Duration,
     pub(crate) since: Instant,
-    /// The last error; empty during the next attempt.
+    /// The text of the last error; empty during the next attempt.
     pub(crate) failure: String,
 }
 
@@ -30,7 +30,7 @@ impl<K: Eq + Hash + Clone> Backoff<K> {
         Self { first, max, keys: HashMap::new() }
     }
 
-    /// The last failure of the key, if `now` is inside the window. The end of the window is outside.
+    /// The last failure of the key, if `now` is before the end of its back-off window.
     pub(crate) fn held(&self, key: &K, now: Instant) -> Option<&BackoffEntry> {
         self.keys.get(key).filter(|held| {
             let age = now.saturating_duration_since(held.since);

@@ -114,17 +114,17 @@ pub enum Caller {
     /// A prefetch for an `ImageSet`, for no pod. An open circuit delays a prefetch. The result changes no back-off of a
     /// pod. A prefetch is not counted as a use of the image.
     Prefetch {
-        /// Whether the node's credentials are tried after the pull secrets. `false`: pull secrets only, else anonymous.
+        /// Whether the node's credentials are tried after the pull secrets. `false`: only the secrets are tried.
         own_credentials: bool,
     },
     /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. Its own
     /// failures never delay its requests. The client may use a present image only if a record permits it. Equal
     /// requests share a pull.
     Client {
-        /// Whether the node's credentials are used if the client sends none. `false`: the request is anonymous.
+        /// Whether the node's credentials are used if the client sends none. `false`: such a request is anonymous.
         own_credentials: bool,
-        /// Whether the client's pulls wait for the slots and the rate of [`PullSettings`]. If not, the client has its
-        /// own limits, and some hundred of its pulls run at once.
+        /// Whether the client's pulls wait for the slots and the rate of [`PullSettings`]. `false`: the client limits
+        /// its pulls itself, and some hundred of them run at once.
         is_limited: bool,
     },
 }
@@ -141,7 +141,7 @@ impl Caller {
 
 #[derive(Clone, Debug, Default)]
 pub struct EnsureRequest {
-    /// The image and the pod. If `pull` has a credential, the registry gets no other credential; else see `secrets`.
+    /// The image and the pod. If `pull` has a credential, the registry gets only this credential.
     pub pull: PullRequest,
     pub policy: PullPolicy,
     pub caller: Caller,
@@ -151,7 +151,7 @@ pub struct EnsureRequest {
     pub container: Arc<str>,
     /// The pod's pull secrets, tried before the node's own credentials.
     pub secrets: Vec<PullSecret>,
-    /// The waiting pull with the highest priority starts first. No effect in a FIFO queue.
+    /// The waiting pull with the highest priority starts first. A FIFO queue ignores the priority.
     pub priority: i32,
 }
 

@@ -20,7 +20,7 @@ const PODS_MAX: usize = 1024;
 const SESSIONS_MAX: usize = 1024;
 /// A pod without a pull for this time counts as complete: all its images are present.
 const FINISHED_AFTER: Duration = Duration::from_mins(1);
-/// If a failed pull of a pod is not retried for this time, the pod is removed. The longest back-off is much shorter.
+/// If a failed pull of a pod is not retried for this time, the measurement is dropped. The longest back-off is shorter.
 const FORGOTTEN_AFTER: Duration = Duration::from_hours(1);
 
 pub(super) static POD_IMAGES: Family = Family {
@@ -52,7 +52,7 @@ pub enum ImageEnd {
 #[derive(Debug)]
 pub struct PodStarts {
     metrics: Arc<Metrics>,
-    /// By pod uid.
+    /// The pods with a recent pull, by uid.
     pods: Mutex<HashMap<Arc<str>, Starting>>,
 }
 
@@ -82,7 +82,7 @@ impl PodStarts {
         pulls.sessions.iter().map(|(from, to)| (moment(from), moment(to))).collect()
     }
 
-    /// Counts finished pods; for readers of metrics.
+    /// Updates the metric before it is read: counts the pods whose pulls have finished.
     pub fn count_finished(&self) {
         drop(self.counted(Instant::now()));
     }

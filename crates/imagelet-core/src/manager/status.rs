@@ -23,7 +23,7 @@ pub struct ManagerStatus {
 
 #[derive(Clone, Debug)]
 pub struct PullStatus {
-    /// Unique in this process; numbers start at 1.
+    /// The number of the pull, unique in this process, from 1.
     pub number: u64,
     pub image: String,
     /// The pod of the first client.
@@ -117,7 +117,7 @@ impl PullStatus {
     }
 }
 
-/// `None`: the wait is over.
+/// Describes the wait for the next request. `None`: the wait is over.
 fn retry_text(NextRequest { host, at, is_requested }: &NextRequest, now: Instant) -> Option<String> {
     let left = at.checked_duration_since(now).filter(|left| !left.is_zero())?;
     let why = if *is_requested { "limits requests" } else { "failed" };
@@ -143,19 +143,19 @@ fn unit(bytes: u64) -> (f64, &'static str) {
     }
 }
 
-/// For example `2.8 GB`.
+/// A number of bytes, for example `2.8 GB`.
 fn amount(bytes: u64) -> String {
     let (scale, unit) = unit(bytes);
     format!("{:.1} {unit}", bytes as f64 / scale)
 }
 
-/// For example `1.2 of 2.8 GB`. The part is rounded down, so that an unfinished fetch never shows all bytes.
+/// The received bytes, for example `1.2 of 2.8 GB`. They are rounded down, so that only a whole fetch shows all bytes.
 fn part_of(received: u64, all: u64) -> String {
     let (scale, _) = unit(all);
     format!("{:.1} of {}", (received as f64 / scale * 10.0).floor() / 10.0, amount(all))
 }
 
-/// For example `35 MB/s`.
+/// A rate, for example `35 MB/s`.
 fn rate(speed: u64) -> String {
     let (scale, unit) = unit(speed);
     let speed = speed as f64 / scale;

@@ -8,13 +8,13 @@ use super::details::Members;
 use crate::error::RuntimeError;
 use crate::image::ImageSpec;
 
-/// The id prefix for the mounts of the embedded store. No runtime has such ids.
+/// The prefix of container ids that stand for mounts of the embedded store. No runtime has such ids.
 const OWN: &str = "mount:";
 /// The maximum length of a JSON text: the runtime's whole configuration, or a sandbox with its OCI specification.
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
 
-/// The images in use: by a runtime behind CRI, or by the mounts of the embedded store.
+/// Reports the images in use: by a runtime behind CRI, or by the mounts of the embedded store.
 #[async_trait]
 pub trait ContainerService: Send + Sync + fmt::Debug {
     /// All containers, in any state. An exited container still uses its image.
@@ -75,7 +75,7 @@ pub struct Container {
     pub image: ContainerImage,
     pub state: ContainerState,
     pub created_at: SystemTime,
-    /// Include the identity of the pod.
+    /// The labels, which include name, namespace and uid of the pod.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -129,7 +129,7 @@ pub struct CombinedContainers {
 }
 
 impl CombinedContainers {
-    /// Combines both. `name` is the runtime's name in error texts.
+    /// `own`: the mounts of the image store. `name`: the name of the runtime in error texts.
     pub fn new(own: Arc<dyn ContainerService>, runtime: Arc<dyn ContainerService>, name: impl Into<String>) -> Self {
         Self { own, runtime, name: name.into() }
     }
@@ -176,18 +176,18 @@ impl ContainerService for CombinedContainers {
 }
 
 impl SandboxImage {
-    /// Reads the verbose status of an existing sandbox. containerd and CRI-O use the same key.
+    /// Reads the verbose status of an existing sandbox. containerd and CRI-O use the same key for the image.
     pub fn of_info(info: &BTreeMap<String, String>) -> Self {
         reported_name(info, "info", "image").map_or(Self::Unknown, Self::Named)
     }
 }
 
-/// The image for new sandboxes in a runtime's verbose status. `None`: not reported.
+/// The image for new sandboxes, from the verbose status of a runtime. `None`: the status does not name the image.
 pub fn default_sandbox_image(info: &BTreeMap<String, String>) -> Option<String> {
     reported_name(info, "config", "sandboxImage")
 }
 
-/// A name in the JSON text of a key. A text that is invalid or too long is treated as absent.
+/// The name in a member of the JSON text of a key. A text that is invalid or too long is treated as absent.
 fn reported_name(info: &BTreeMap<String, String>, key: &str, member: &str) -> Option<String> {
     let text = info.get(key).filter(|text| text.len() <= JSON_BYTES_MAX)?;
     let name: String = Members::of(text)?.get(member)?;

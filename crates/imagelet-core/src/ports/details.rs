@@ -7,16 +7,16 @@ use serde_json::value::RawValue;
 
 use crate::image::{ByteSize, Digest, Image};
 
-/// The maximum length of a stored configuration. The engine reads no longer configuration.
+/// The maximum length of a stored configuration in bytes, the same as in the engine.
 const CONFIG_BYTES_MAX: usize = 8 << 20;
 const LABELS_MAX: usize = 1000;
-/// The embedded store accepts no image with more layers.
+/// The maximum number of layers. The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
 
 const INFO: &str = "info";
 /// The maximum length of a JSON text: the longest configuration and the JSON around it.
 const JSON_BYTES_MAX: usize = 9 << 20;
-/// The maximum length of the other texts in bytes, so that one image cannot fill a message.
+/// The maximum bytes of all texts except the text of [`INFO`], so that one image cannot fill a message.
 const REST_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,10 +46,10 @@ pub struct PulledManifest {
     pub digest: Digest,
     /// `OS/ARCHITECTURE`; empty for an artifact.
     pub platform: String,
-    /// `None`: an image, whose id is the digest of its configuration.
+    /// The fields of an artifact. `None`: the manifest is of an image, whose id is the digest of its configuration.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub artifact: Option<PulledArtifact>,
-    /// Lowest first.
+    /// The layers, lowest first.
     pub layers: Vec<PulledLayer>,
     /// Time of the pull, in seconds since 1970.
     #[serde(rename = "pulled_at")]
@@ -78,7 +78,7 @@ pub struct PulledLayer {
     pub media_type: String,
 }
 
-/// An unknown digest is an empty text or absent.
+/// Reads a digest. `None`: the text is empty or no valid digest.
 fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
     Ok(String::deserialize(deserializer)?.parse().ok())
 }
@@ -91,12 +91,12 @@ pub struct LayerDetails {
     /// The unpacked size of the layer, if the store knows it.
     #[serde(default, rename = "size", skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ByteSize>,
-    /// The path of an artifact's file, or with a `/` at its end, the folder of an artifact's archive.
+    /// For an artifact: the path of a file, or with a `/` at its end, of the folder into which an archive is unpacked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub path: Option<String>,
 }
 
-/// The fields under `info`. containerd has the first and the third field, CRI-O the second and the third.
+/// The fields under `info`. containerd reports `chainID` and `imageSpec` too, CRI-O `labels` and `imageSpec`.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Info<'a> {
@@ -217,13 +217,13 @@ impl fmt::Debug for JsonText {
 }
 
 /// The members of a JSON object from a verbose status. Any member may be missing or have another type, so each is
-/// decoded only on request. The rest of the object is not copied, because it may contain passwords.
+/// decoded on request. Other members are not copied, because they may contain passwords.
 #[derive(Debug, Default, Deserialize)]
 #[serde(transparent)]
 pub struct Members<'a>(#[serde(borrow)] BTreeMap<String, &'a RawValue>);
 
 impl<'a> Members<'a> {
-    /// `None`: the text is not a JSON object.
+    /// Parses a text. `None`: the text is not a JSON object.
     pub fn of(text: &'a str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }
@@ -233,13 +233,13 @@ impl<'a> Members<'a> {
         self.0.get(name).and_then(|member| serde_json::from_str(member.get()).ok())
     }
 
-    /// A member that is an object. If it is not an object, the result is empty.
+    /// The object in a member. Empty if the member is missing or is no object.
     #[must_use]
     pub fn object(&self, name: &str) -> Self {
         self.get(name).unwrap_or_default()
     }
 
-    /// All members of this type.
+    /// All members whose values have this type.
     pub fn all<T: Deserialize<'a>>(self) -> impl Iterator<Item = (String, T)> {
         self.0.into_iter().filter_map(|(name, member)| Some((name, serde_json::from_str(member.get()).ok()?)))
     }

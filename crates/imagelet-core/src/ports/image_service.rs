@@ -14,10 +14,10 @@ use crate::image::{ByteSize, Image, ImageId, ImageSpec, Reference};
 /// not listed. An image has the same id in every response. A failed or dropped pull leaves no image.
 #[async_trait]
 pub trait ImageService: Send + Sync + fmt::Debug {
-    /// Lists images, each image once. With a filter: only the image that `status` finds for it, if any.
+    /// Lists images, each image once. With a filter, lists only the image that `status` finds for the filter.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError>;
 
-    /// Finds one image by reference, id, or unique id prefix. `None`: absent, which is not an error.
+    /// Finds one image by reference, id, or unique id prefix. `None`: the image is absent, which is not an error.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 
     /// Finds one image as `status` does, with all its details.
@@ -41,7 +41,7 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// The disk usage of images and of writable container layers, per file system.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
 
-    /// The further operations of an embedded store. `None`: a runtime behind a socket.
+    /// The further operations of an embedded store. `None`: the store is a runtime behind a socket.
     fn local(&self) -> Option<&dyn LocalStore> {
         None
     }
@@ -59,7 +59,7 @@ pub struct ImageFilesystems {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FilesystemUsage {
     pub measured_at: SystemTime,
-    /// A directory on the file system.
+    /// A directory on the file system, for statvfs.
     pub mountpoint: PathBuf,
     /// The bytes that images or writable layers use.
     pub used: ByteSize,

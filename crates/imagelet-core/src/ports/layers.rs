@@ -12,13 +12,13 @@ use async_trait::async_trait;
 use crate::error::RuntimeError;
 use crate::image::{Artifact, ByteSize, ImageId, counted};
 
-/// Reads what the [`super::ImageService`] of a runtime does not report, for example over CRI.
+/// Reads the layers and artifacts of a runtime, which its [`super::ImageService`] cannot report over CRI.
 #[async_trait]
 pub trait LayerSource: Send + Sync + fmt::Debug {
-    /// `None`: the runtime does not report shared parts and their sizes.
+    /// The parts of all images. `None`: the runtime does not report parts and their sizes.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError>;
 
-    /// Finds the artifacts among listed images. A failure leaves out the artifacts that were not found earlier.
+    /// Finds the artifacts among listed images. After a failure, returns only the artifacts that were found earlier.
     async fn artifacts(&self, _listed: &[&ImageId]) -> HashMap<ImageId, Arc<Artifact>> {
         HashMap::new()
     }
@@ -42,9 +42,9 @@ pub struct LayerFacts {
     pub bytes: ByteSize,
     /// The inodes that the part's removal frees. `None`: unknown.
     pub inodes: Option<u64>,
-    /// Something other than an image uses the part, for example a running pull.
+    /// `true`: no removal of images frees the part, because for example a running pull or a mount uses it.
     pub held: bool,
-    /// The folder of the part, if it may be on another file system than the others.
+    /// The folder of the part, if the part may be on another file system than other parts.
     pub folder: Option<Arc<Path>>,
 }
 
@@ -56,16 +56,16 @@ pub enum Certainty {
     /// Some parts were measured. The size of the other parts is unknown or partly known.
     Partial {
         measured: u32,
-        /// All parts.
+        /// The number of all parts.
         layers: u32,
     },
-    /// As the runtime reports. The sizes may be compressed, or may include shared bytes several times.
+    /// The runtime reports the sizes. They may be compressed, or may include shared bytes several times.
     #[default]
     Claimed,
 }
 
 impl LayerGraph {
-    /// The parts of an image that are in the list. `None`: the image is unknown.
+    /// The parts of an image. `None`: the image is unknown.
     pub fn parts(&self, image: &ImageId) -> Option<impl Iterator<Item = &LayerFacts>> {
         let parts = self.images.get(image)?;
         Some(parts.iter().filter_map(|part| self.part(*part)))
@@ -77,7 +77,7 @@ impl LayerGraph {
         self.freed_in_order(&images).into_iter().fold(Freed::default(), Freed::plus)
     }
 
-    /// The disk space that each removal frees after the earlier removals. `None` frees nothing.
+    /// For each image, the disk space that its removal frees after the removals before it. `None` frees nothing.
     pub(crate) fn freed_in_order(&self, images: &[Option<&ImageId>]) -> Vec<Freed> {
         let mut users = self.users();
         let mut removed = BTreeSet::new();
@@ -101,7 +101,7 @@ impl LayerGraph {
         self.layers.iter().filter_map(|layer| layer.folder.clone()).collect()
     }
 
-    /// The graph of one file system. Parts in the folders of `elsewhere`, on other file systems, free nothing.
+    /// The graph of one file system. The parts in `elsewhere`, the folders on other file systems, count as empty.
     #[must_use]
     pub(crate) fn without(mut self, elsewhere: &BTreeSet<Arc<Path>>) -> Self {
         let is_elsewhere = |layer: &LayerFacts| layer.folder.as_ref().is_some_and(|folder| elsewhere.contains(folder));
@@ -111,7 +111,8 @@ impl LayerGraph {
         self
     }
 
-    /// The unique and shared bytes of each image. Ignores users of a part that are not images.
+    /// The unique and shared bytes of each image. A part is shared if several images have it. Pulls and mounts do not
+    /// count.
     pub fn shares(&self) -> BTreeMap<&ImageId, LayerShare> {
         let users = self.users();
         let share = |parts: &Vec<u32>| {

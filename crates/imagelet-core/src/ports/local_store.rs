@@ -29,11 +29,11 @@ pub enum PullRemains {
 /// Operations that only an embedded store has. Reached through [`super::ImageService::local`].
 #[async_trait]
 pub trait LocalStore: Send + Sync + fmt::Debug {
-    /// Estimates a pull; fetches only manifests, and does not change the store. `None`: there is no estimate. A pull at
-    /// the same time gets the same `manifest`, and leaves no bytes missing.
+    /// Estimates a pull; fetches only manifests, and does not change the store. `None`: there is no estimate. A pull
+    /// that starts now gets the same `manifest`. After this pull, no bytes are missing.
     ///
     /// # Errors
-    /// The error with which a pull at the same time fails before its first layer.
+    /// If a pull that starts now fails before its first layer, the estimate fails with the same error.
     async fn estimate(&self, _request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         Ok(None)
     }
@@ -43,7 +43,7 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// The parts that images share, and the size of each part. `None`: unknown.
+    /// The parts that images share, and the size of each part. `None`: the store has no such information.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         Ok(None)
     }
@@ -53,12 +53,12 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         None
     }
 
-    /// Removes content without a name.
+    /// Removes the content that no image name and no running pull needs.
     async fn sweep(&self, _remains: PullRemains) -> Result<(), RuntimeError> {
         Ok(())
     }
 
-    /// Makes earlier pulls durable before a normal exit. On an error, content that is not durable is dropped.
+    /// Makes earlier pulls durable before a normal exit. If the sync fails, the store drops non-durable content.
     async fn flush(&self) -> Result<(), RuntimeError> {
         Ok(())
     }
@@ -72,7 +72,8 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Unmounts, and removes written data. `force` also removes a record whose mount is not in this mount namespace.
+    /// Unmounts an image, and removes the data that was written to the mount. `force`: also removes the record of a
+    /// mount that this mount namespace does not show.
     async fn unmount(&self, _directory: &Path, _force: bool) -> Result<MountedImage, RuntimeError> {
         Err(unsupported())
     }
@@ -185,7 +186,7 @@ pub struct ImportRequest {
     pub place: ArchivePlace,
     /// The name for the only image in the archive, instead of the archive's names.
     pub name: Option<Reference>,
-    /// `None`: the platform of this machine.
+    /// The platform of the images to import. `None`: the platform of this machine.
     pub platform: Option<Platform>,
 }
 
@@ -215,6 +216,6 @@ pub struct MountedImage {
     pub id: String,
     pub directory: PathBuf,
     pub writable: bool,
-    /// Whether a mount is left. After an unmount: at another path or in another mount namespace.
+    /// Whether the image is still mounted. After an unmount: at another path or in another mount namespace.
     pub remains: bool,
 }

@@ -53,7 +53,7 @@ pub struct RuntimeManager {
     pub layers: Option<Arc<dyn LayerSource>>,
     /// Checks whether a listed image has its layers. `None`: the image store lists only such images.
     pub usable: Option<UsableImages>,
-    /// Makes names removable. `None`: the image store can remove any name.
+    /// Makes the names of an image removable. `None`: the image store can remove any name.
     pub names: Option<Arc<dyn RemovableNames>>,
 }
 
@@ -248,7 +248,7 @@ impl RuntimeManager {
     }
 }
 
-/// Groups by pod uid. The uid comes from the labels of a container, else from its sandbox.
+/// Groups sandboxes and containers by pod uid. The uid comes from the labels of a container, else from its sandbox.
 fn assemble(mut sandboxes: Vec<Sandbox>, containers: Vec<Container>) -> Vec<Pod> {
     let newest_first = |a: &Sandbox, b: &Sandbox| {
         b.attempt.cmp(&a.attempt).then_with(|| b.created_at.cmp(&a.created_at)).then_with(|| a.id.cmp(&b.id))

@@ -16,7 +16,7 @@ use crate::{
     image::{ByteSize, Digest},
 };
 
-/// The embedded store accepts no image with more layers.
+/// The maximum number of layers. The embedded store accepts no image with more layers.
 const LAYERS_MAX: usize = 1000;
 /// The maximum number of removed images, warnings, waiting hosts and token requests of one pull.
 const NOTES_MAX: usize = 64;
@@ -40,7 +40,7 @@ pub fn unwatched() -> PullWatcher {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PullEvent {
-    /// The route into a runtime, if there is a choice. Sent again if an import becomes a forward.
+    /// The route into a runtime, if there is a choice. A failed import is followed by a second event, for the forward.
     Route(PullRoute),
     Resolved {
         /// The manifest chosen for the platform.
@@ -58,7 +58,7 @@ pub enum PullEvent {
     Removed(RemovedImage),
     /// The data that each host of the registry sent in an attempt. Reported at the end of each attempt.
     Hosts(Vec<PullHost>),
-    /// A request of the pull is sent later. Other requests of the pull may continue.
+    /// A failed request of the pull is sent again later. Other requests of the pull may continue.
     Retry(NextRequest),
     /// A layer waits for a resource that another pull has. `None`: the layer no longer waits.
     Waits {
@@ -72,14 +72,14 @@ pub enum PullEvent {
     },
     /// A problem that does not stop the pull, for example a key without effect.
     Warning {
-        /// In one line.
+        /// The problem, in one line.
         text: String,
     },
-    /// A host got a request of the pull, and has not begun its answer for some time.
+    /// The wait for the answer of a host begins or ends. A wait is reported only after some time.
     Head {
         /// Host and port.
         host: String,
-        /// `false`: the wait for the answer is over.
+        /// `true`: the host has not begun its answer. `false`: the wait for the answer is over.
         is_awaited: bool,
     },
     /// A request for a token has ended.
@@ -94,7 +94,7 @@ pub enum LayerState {
         /// Compressed bytes received so far.
         received: ByteSize,
     },
-    /// Fetched, verified and unpacked.
+    /// The layer was fetched, verified and unpacked.
     Done,
 }
 
@@ -103,7 +103,7 @@ pub enum LayerState {
 pub struct PullProgress {
     pub times: PullTimes,
     pub route: Option<PullRoute>,
-    /// Each blob once, in the order of the manifest.
+    /// The layers in the order of the manifest, each blob once.
     pub layers: Vec<PulledLayerProgress>,
     pub traffic: PullTraffic,
     pub waits: PullWaits,
@@ -115,7 +115,7 @@ pub struct PullProgress {
 
 #[derive(Clone, Debug, Default)]
 pub struct PullTimes {
-    /// `None`: the pull waits for its turn.
+    /// The start of the pull. `None`: the pull waits in the queue.
     pub began: Option<Instant>,
     /// When the manifest was known, and its digest. A new attempt or a forward resets the manifest and the layers.
     pub resolved: Option<(Instant, Digest)>,
@@ -158,7 +158,7 @@ pub struct PulledLayerProgress {
     pub digest: Digest,
     /// The compressed size.
     pub size: ByteSize,
-    /// `None`: the layer waits.
+    /// `None`: the fetch of the layer has not begun.
     pub state: Option<LayerState>,
     pub began: Option<Instant>,
     pub ended: Option<Instant>,

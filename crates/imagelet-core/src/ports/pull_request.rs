@@ -12,14 +12,14 @@ use crate::{
 pub struct PullRequest {
     /// The reference, with its tag or digest.
     pub image: ImageSpec,
-    /// The credential for the registry. `None`: anonymous.
+    /// The credential for the registry. `None`: the pull is anonymous.
     pub credential: Option<Credential>,
-    /// The credentials of other hosts with the registry's content. Each names its host. Not sent to a runtime.
+    /// The credentials for other hosts that serve the image. Each names its host. A runtime does not get them.
     pub host_credentials: Vec<Credential>,
     pub pod: PodIdentity,
-    /// The pod as encoded by the client's interface, for a runtime with the same interface. `None`: another interface.
+    /// The pod as the client encoded it, for a runtime with the same interface. `None`: the interfaces differ.
     pub encoded_pod: Option<EncodedPod>,
-    /// `None`: the platform of this node. CRI has no field for it.
+    /// The requested platform. `None`: the platform of this node. CRI has no field for a platform.
     pub platform: Option<Platform>,
     pub patience: Patience,
 }
@@ -27,31 +27,31 @@ pub struct PullRequest {
 /// A host that may serve a registry's content, for example a mirror. The host never gets the registry's credential.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryHost {
-    /// As in [`PullHost::host`](crate::audit_log::PullHost::host).
+    /// `HOST:PORT`, as in [`PullHost::host`](crate::audit_log::PullHost::host).
     pub host: String,
-    /// The repository on this host as a key of a docker configuration. With the default port, there are two forms.
+    /// The repository on this host, as keys of a docker configuration. A host with the default port has two keys.
     pub repositories: Vec<String>,
 }
 
 /// How long a pull retries before its registry serves content. Later, only the store's retry budget limits retries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Patience {
-    /// An attempt that takes longer is not retried.
+    /// A request that is older than this is not retried.
     pub attempt_max: Duration,
-    /// The maximum for all retries.
+    /// The maximum time that all retries may take.
     pub retries_max: Duration,
-    /// The maximum if the registry requests a wait. The store's retry budget also applies.
+    /// The maximum time of all retries if the registry requests a wait. The store's retry budget also applies.
     pub requested_max: Duration,
 }
 
-/// Permits the first backoff of a store (at most 200 ms), but not the first two (at least 450 ms).
+/// The time for one retry: longer than the first backoff of a store (200 ms), shorter than the first two (450 ms).
 const ONE_BACKOFF: Duration = Duration::from_millis(250);
 
 impl Patience {
     /// For a client that retries itself, for example a kubelet: one retry, only after a quick failure, because other
     /// requests of the client may wait during the retry.
     pub const ONE_RETRY: Self = Self { attempt_max: ONE_BACKOFF, retries_max: ONE_BACKOFF, requested_max: ONE_BACKOFF };
-    /// For a command. A registry that restarts is usually back in this time; a longer outage is reported soon.
+    /// For a command: in 10 s of retries a registry has usually restarted, and a longer outage is reported soon.
     pub const FULL: Self =
         Self { attempt_max: Duration::MAX, retries_max: Duration::from_secs(10), requested_max: Duration::MAX };
 }

@@ -5,7 +5,6 @@ use crate::{
     metrics::{Family, MetricKind},
 };
 
-/// Counted by the caller of both routes.
 pub static PULLS: Family = Family {
     name: "imagelet_runtime_pulls_total",
     help: "Pulls into a runtime by the way they took, why they were forwarded, and how they ended.",
@@ -60,18 +59,18 @@ pub enum ForwardReason {
     NameInvalid,
     #[error("sandboxes are started from the image, and the runtime has to mark it")]
     SandboxImage,
-    /// A key of the runtime's configuration.
+    /// `setting` is a key of the runtime's configuration.
     #[error("the runtime has {setting} for registry `{registry}`, which imagelet does not read")]
     RegistrySetting { setting: &'static str, registry: String },
     #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
     RegistryPreferred(String),
-    /// The import failed before there was an image record.
+    /// The import failed before it created an image record in the runtime.
     #[error("the import failed ({} at {}): {text}", fault.class, fault.stage)]
     Failed { fault: Fault, text: String },
 }
 
 impl PullRoute {
-    /// The route of a failed pull: nothing was imported.
+    /// The route of a failed pull. The text does not claim a finished import.
     pub fn of_failed(&self) -> String {
         match self {
             Self::Imported => "import into the runtime".to_owned(),
@@ -118,7 +117,7 @@ impl ForwardReason {
         }
     }
 
-    /// The reason after a failed call of the runtime's own interface. Permanent only for an unsupported interface.
+    /// The reason after a failed call of the runtime's own interface. Only an unsupported interface is permanent.
     pub fn of_api(error: &RuntimeError) -> Self {
         match error.kind() {
             RuntimeErrorKind::Unsupported => Self::ApiClosed(error.chain()),

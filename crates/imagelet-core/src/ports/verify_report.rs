@@ -25,7 +25,7 @@ pub struct ImageCheck {
     pub names: Vec<String>,
     /// The record, manifest, configuration and index of the image.
     pub documents: Findings,
-    /// Lowest first.
+    /// The layers, lowest first.
     pub layers: Vec<(LayerName, LayerCheck)>,
 }
 
@@ -50,7 +50,7 @@ pub struct LayerCheck {
     /// The number of checked paths.
     pub files: u64,
     pub bytes: u64,
-    /// Files that only root can read. Their metadata was compared.
+    /// The number of files that only root can read. Only their metadata was compared.
     pub unread: u64,
 }
 
@@ -62,11 +62,11 @@ pub struct BlobsCheck {
     pub damaged: Vec<Digest>,
 }
 
-/// The differences in one part of the store. Empty: every byte is as it was written.
+/// The differences in one part of the store. If the list is empty, every byte is as it was written.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Findings {
     pub first: Vec<Finding>,
-    /// The number of further findings.
+    /// The number of further findings, which are not listed.
     pub more: u64,
 }
 
@@ -78,7 +78,7 @@ pub struct Finding {
     /// `missing`, `extra`, `type`, `size`, `content`, `target`, `device`, `mode`, `owner`, `mtime`, `xattrs` or
     /// `unreadable`.
     pub what: String,
-    /// Text for users, with the values.
+    /// The text for users, with the values that differ.
     pub detail: String,
 }
 
@@ -89,7 +89,7 @@ impl Findings {
         findings
     }
 
-    /// Appends a finding. Above the maximum, only counts it.
+    /// Appends a finding. If the list is full, only counts the finding.
     pub fn add(&mut self, path: String, what: &str, detail: String) {
         if self.first.len() < FINDINGS_MAX {
             self.first.push(Finding { path, what: what.to_owned(), detail });

@@ -23,7 +23,7 @@ const KIND_RECORD: &str = "ImagePulledRecord";
 pub(crate) struct PulledRecord {
     pub(crate) image_ref: String,
     pub(crate) updated: Option<SystemTime>,
-    /// Image name without tag and digest, in the user's spelling → the access recorded for the name.
+    /// Image name as requested, without tag and digest → the access recorded for the name.
     pub(crate) mapping: BTreeMap<String, ImageAccess>,
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct ImageAccess {
     pub(crate) kubernetes_secrets: Vec<RecordedSecret>,
     #[serde(default, deserialize_with = "nullable", skip_serializing_if = "Vec::is_empty")]
     pub(crate) kubernetes_service_accounts: Vec<ObjectIdentity>,
-    /// Anonymous access or a node's credential opened the image, so every pod may use it.
+    /// Whether every pod may use the image, because it was pulled anonymously or with a credential of the node.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub(crate) node_pods_accessible: bool,
 }
@@ -61,7 +61,7 @@ pub(crate) struct DecodeError(String);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullIntent {
     pub(super) image: String,
-    /// `None`: the spelling is not a reference, for example an image id.
+    /// `None`: the requested name is no reference, for example an image id.
     pub(super) reference: Option<Reference>,
 }
 
@@ -131,7 +131,7 @@ pub fn rewritten_intent(bytes: &[u8]) -> Option<Vec<u8>> {
     Some(PullIntent::decode(bytes).ok()?.0.encode())
 }
 
-/// Decodes JSON or YAML. The kubelet accepts YAML and writes only JSON. Errors have the kubelet's text.
+/// Decodes JSON or YAML, as the kubelet. Returns whether the version is older. Errors have the kubelet's text.
 fn decode<T: DeserializeOwned>(bytes: &[u8], kind: &str) -> Result<(T, bool), DecodeError> {
     let text = std::str::from_utf8(bytes).map_err(|error| DecodeError(error.to_string()))?;
     let header: Header = parse(text)?;
@@ -213,7 +213,7 @@ struct RecordDocument {
     credential_mapping: BTreeMap<String, ImageAccess>,
 }
 
-/// RFC 3339, UTC, whole seconds; `null` for the zero time.
+/// A time in RFC 3339, in UTC and whole seconds. `None` is `null` in the file.
 #[derive(Default)]
 struct WireTime(Option<SystemTime>);
 
@@ -235,7 +235,7 @@ impl<'de> Deserialize<'de> for WireTime {
         let Some(text) = Option::<String>::deserialize(deserializer)? else { return Ok(Self(None)) };
         let timestamp: Timestamp = text.parse().map_err(|error| match text.get(..4) {
             Some(year) if year.bytes().all(|byte| byte.is_ascii_digit()) => D::Error::custom(error),
-            // Go's error text: its parser expects a year at this position.
+            // This is the error text of Go, whose parser expects a year at the start.
             _ => D::Error::custom(format!(
                 "parsing time \"{text}\" as \"2006-01-02T15:04:05Z07:00\": cannot parse \"{text}\" as \"2006\""
             )),

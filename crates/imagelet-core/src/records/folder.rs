@@ -16,16 +16,16 @@ use crate::{
     lock::locked,
 };
 
-/// A full record has some hundred entries of some hundred bytes each.
+/// The maximum length of a file. The largest record has some hundred entries of some hundred bytes each.
 pub(super) const FILE_LENGTH_MAX: u64 = 4 * 1024 * 1024;
 pub(super) const PREFIX: &str = "sha256-";
 pub(super) const UNFINISHED: &str = ".tmp";
-/// A write takes milliseconds. An older unfinished file is from a crash.
+/// A temporary file that is older than this is left from a crash: a write takes milliseconds.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
 type Files<T> = HashMap<String, Result<Arc<T>, Arc<Unreadable>>>;
 
-/// The records of one folder. A change reaches the disk before the memory. [`Self::find`] reads no disk.
+/// The records of one folder. A change is written to the disk, then to memory. [`Self::find`] reads only memory.
 #[derive(Debug)]
 pub(super) struct RecordFolder<T> {
     /// `None`: the records are only in memory.
@@ -35,11 +35,11 @@ pub(super) struct RecordFolder<T> {
     disk: Arc<dyn Disk>,
     /// Locked during each change and the decision that leads to it.
     turn: Mutex<()>,
-    /// By file name. An error: the file cannot be read. Locked for moments, never during disk I/O.
+    /// File name → record, or the error if the file cannot be read. Locked for moments, never during disk I/O.
     files: Mutex<Files<T>>,
 }
 
-/// A file exists, or may exist, but cannot be read.
+/// A record file exists or may exist, but cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error(transparent)]
@@ -49,8 +49,8 @@ pub(super) enum Unreadable {
 }
 
 impl<T: RecordFile> RecordFolder<T> {
-    /// Reads a folder. Unless read-only: creates the folder with owner-only access, removes the files that a crash
-    /// left, and rewrites the files of an older version.
+    /// Reads a folder. If changes are allowed, creates the folder with access only for its owner, removes temporary
+    /// files that a crash left, and rewrites files of an older version.
     pub(super) fn open(path: PathBuf, is_read_only: bool, disk: Arc<dyn Disk>) -> io::Result<Self> {
         if !is_read_only {
             create_folder(&path)?;
@@ -87,11 +87,11 @@ impl<T: RecordFile> RecordFolder<T> {
 
     pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
         let found = self.files().get(&file_name(key)).cloned().transpose()?;
-        // A file with the content of another key says nothing about this key.
+        // A file with the record of another key does not count as a record of this key.
         Ok(found.filter(|found| found.key() == key))
     }
 
-    /// As [`Self::find`]; an unreadable file is read again.
+    /// Finds a record as [`Self::find`], but reads an unreadable file again.
     pub(super) fn find_again(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
         self.find(key).or_else(|_| {
             self.read_again(&file_name(key));
@@ -103,13 +103,13 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().values().flatten().any(|record| wanted(record))
     }
 
-    /// All records, and an error for each unreadable file. Reads unreadable files again: they may be repaired.
+    /// All records, and an error for each unreadable file. Unreadable files are read again: they may be repaired.
     pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
         let failures = self.unreadable().iter().filter_map(|(name, _)| self.read_again(name)).collect();
         (self.files().values().flatten().cloned().collect(), failures)
     }
 
-    /// The unreadable files by name, as last read.
+    /// The files that could not be read at the last attempt: their names and errors.
     pub(super) fn unreadable(&self) -> Vec<(String, Arc<Unreadable>)> {
         let broken =
             |(name, file): (&String, &Result<_, Arc<Unreadable>>)| Some((name.clone(), file.as_ref().err()?.clone()));
@@ -120,7 +120,7 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().len()
     }
 
-    /// After a crash, the file has the old content or the new content.
+    /// Writes a record. After a crash, the file has the old content or the new content.
     pub(super) fn write(&self, record: T) -> io::Result<()> {
         let name = file_name(record.key());
         if let Some(path) = self.writable() {
@@ -131,7 +131,7 @@ impl<T: RecordFile> RecordFolder<T> {
         Ok(())
     }
 
-    /// Also succeeds if the file is absent. Until [`Self::sync_removals`], a power failure may restore the file.
+    /// Removes a record, if it exists. Until [`Self::sync_removals`], a power failure may restore the file.
     pub(super) fn remove(&self, key: &str) -> io::Result<()> {
         let name = file_name(key);
         if let Some(path) = self.writable() {
@@ -175,7 +175,7 @@ impl<T: RecordFile> RecordFolder<T> {
         }
     }
 
-    /// Does not write. If the record changed in the meantime, the changed record stays.
+    /// Reads an unreadable file again. If a record replaced the file in the meantime, this record stays in memory.
     fn read_again(&self, name: &str) -> Option<Arc<Unreadable>> {
         let file = match self.read(name) {
             Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,

@@ -9,10 +9,10 @@ use crate::image::{Image, Reference};
 #[derive(Debug)]
 pub(super) struct PullNames<'a> {
     id: &'a str,
-    /// The requested name; empty: there is no request.
+    /// The requested name. Empty: no name is requested.
     asked: &'a str,
     references: Vec<Reference>,
-    /// Repositories of the image with a digest but no tag. The tag has moved to a newer image.
+    /// Repositories in which the image has a digest but no tag, because the tag has moved to a newer image.
     tag_lost: BTreeSet<String>,
 }
 
@@ -27,7 +27,7 @@ impl<'a> PullNames<'a> {
         Self { id: image.id.as_str(), asked, references, tag_lost }
     }
 
-    /// Whether this intent may have pulled the image. Returns true in doubt.
+    /// Whether the pull with this intent may have fetched the image. Returns true in doubt.
     pub(super) fn include(&self, begun: &PullIntent) -> bool {
         if begun.image == self.asked || begun.image == self.id {
             return true;

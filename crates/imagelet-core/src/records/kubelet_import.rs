@@ -1,6 +1,6 @@
-//! Reads the pull records of the node's kubelet, and never changes them. A plain file for an image id proves that the
-//! kubelet pulled the image, even if the file is in a later format or cut off by a crash. Only a readable record has a
-//! time. As in the kubelet, records about another image and files that are not plain are skipped.
+//! Reads the pull records of the node's kubelet, and never changes them. A regular file for an image id proves that the
+//! kubelet pulled the image, even if the file has a later format or a crash cut it off. Only a readable record has a
+//! time. Symlinks, pipes and records about another image are skipped, as in the kubelet.
 
 use std::{
     fs::{self, OpenOptions},
@@ -23,7 +23,7 @@ use crate::{durable::MachineDisk, image::ImageId};
 /// The maximum number of files read per folder. A kubelet has one file for each image that it pulled.
 const FILES_MAX: usize = 50_000;
 
-/// The pull records of another manager, below its data root.
+/// The pull records of a kubelet, below its data root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletRecords {
     pulled: PathBuf,
@@ -33,7 +33,7 @@ pub struct KubeletRecords {
 pub struct KubeletRecordList {
     /// The pulled images, each with the time of its record.
     pub dated: Vec<(ImageId, SystemTime)>,
-    /// Unreadable records, and records about another image: the file and the reason.
+    /// The skipped files, each with the reason: the record is unreadable or is about another image.
     pub passed_over: Vec<(String, io::Error)>,
 }
 
@@ -43,13 +43,13 @@ impl KubeletRecords {
         Self { pulled: root.join("image_manager").join("pulled") }
     }
 
-    /// Whether the kubelet pulled an image.
+    /// Whether the kubelet has a record of an image. Fails if the record is unreadable.
     pub fn include(&self, id: &ImageId) -> io::Result<bool> {
         let record = self.read(&file_name(id.as_str()))?;
         Ok(!id.as_str().is_empty() && record.is_some_and(|record| record.image_ref == id.as_str()))
     }
 
-    /// The pulls that the kubelet began and did not record. Fails if one of them cannot be read.
+    /// The intents of pulls that the kubelet began and has not ended. Fails if an intent is unreadable.
     pub(super) fn intents(&self) -> io::Result<Vec<Arc<PullIntent>>> {
         let folder = RecordFolder::open(self.pulled.with_file_name("pulling"), true, Arc::new(MachineDisk))?;
         let (intents, _) = folder.list();
@@ -85,9 +85,9 @@ impl KubeletRecords {
         Ok(list)
     }
 
-    /// `None`: there is no plain file with this name.
+    /// Reads the record in a file. `None`: there is no regular file with this name.
     fn read(&self, name: &str) -> io::Result<Option<PulledRecord>> {
-        // A pipe must not block the open. A symlink does not prove that the kubelet wrote the file.
+        // Without `NONBLOCK`, a pipe could block the open. A symlink does not prove that the kubelet wrote the file.
         let flags = (OFlags::NOFOLLOW | OFlags::NONBLOCK).bits().cast_signed();
         let file = match OpenOptions::new().read(true).custom_flags(flags).open(self.pulled.join(name)) {
             Err(error) if is_absent(&error) => return Ok(None),
@@ -100,7 +100,7 @@ impl KubeletRecords {
     }
 }
 
-/// Whether the file is missing, a symlink or a socket.
+/// Whether the error means that the file is missing, a symlink or a socket.
 fn is_absent(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
         || error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error())

@@ -16,32 +16,32 @@ use crate::{
     text::file_time,
 };
 
-/// The maximum number of images with their own last pull time.
+/// The maximum number of images whose last pull is remembered.
 const TOUCHED_MAX: usize = 4096;
 
-/// If the image is still missing after this number of checks, one per collection, the interrupted pull is over.
+/// After this number of checks without the image, one per collection, the interrupted pull counts as over.
 const LOOKS_MAX: u8 = 2;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
-    /// Pulls that had finished without a record. Their images now require credentials.
+    /// The number of pulls that had finished without a record. Their images now require credentials.
     pub finished: usize,
     pub unfinished: usize,
 }
 
-/// A time before the images were listed. Pruning keeps newer records. An image with a newer pull is not preloaded.
+/// A time before the images were listed. Pruning keeps later records. An image that was pulled later is not preloaded.
 #[derive(Clone, Copy, Debug)]
 pub struct PruneMark {
     until: SystemTime,
     sequence: u64,
 }
 
-/// The sequence number of each image's last pull. Does not depend on the wall clock.
+/// The sequence number of the last pull of each image. It does not depend on the wall clock.
 #[derive(Debug, Default)]
 pub(super) struct Touched {
     sequence: u64,
     by_id: HashMap<ImageId, u64>,
-    /// Any image may have been pulled up to this sequence number.
+    /// Pulls up to this sequence number are forgotten, so they may have fetched any image.
     forgotten: u64,
 }
 
@@ -67,7 +67,7 @@ pub enum Absent {
     Stays,
     /// The intent is removed if the image was absent in more than one check.
     RemovedAfterChecks,
-    /// The intent is removed, because only this process writes to the store.
+    /// The intent is removed at once: only this process writes to the store, so the image cannot arrive later.
     Removed,
 }
 
@@ -78,8 +78,8 @@ impl PullRecords {
         self.intents.count() > state.running.len() || !state.unrecorded.is_empty()
     }
 
-    /// Resolves the intents without a running pull. If the image is present, the pull had finished, and the image gets
-    /// a record without credentials: each client must present its own. An error does not stop the other intents.
+    /// Resolves the intents without a running pull. If the image is present, the pull had finished: the image gets a
+    /// record without credentials, so that clients must present theirs. Other intents are resolved despite an error.
     pub fn resolve_open_intents(
         &self,
         images: &[impl Borrow<Image>],
@@ -152,7 +152,7 @@ impl PullRecords {
             self.close_record(id, now)?;
         }
         let _turn = self.intents.turn();
-        // A new pull of the same spelling uses this intent.
+        // A new pull of the same name uses this intent, so the intent stays.
         if self.is_running(&begun.image) {
             self.state().left.remove(&begun.image);
             return Ok(());
@@ -160,7 +160,7 @@ impl PullRecords {
         self.end_left(&begun.image)
     }
 
-    /// Writes a record that permits no client, unless a record exists. An unreadable record also permits no client.
+    /// Writes a record that permits no client, if there is none. An unreadable record stays: it permits no client, too.
     fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
         let _turn = self.records.turn();
         if matches!(self.records.find(id.as_str()), Ok(None)) {
@@ -177,7 +177,7 @@ impl PullRecords {
     }
 
     /// Removes the records of absent images, except records newer than the mark. Returns their number and the failures.
-    /// `present`: all images of the node, listed after the mark. Without a failure, removals are durable on return.
+    /// `present` has all images of the node, listed after the mark. Without a failure, removals are durable on return.
     pub fn prune(&self, present: &BTreeSet<ImageId>, mark: &PruneMark) -> (usize, Vec<RecordsError>) {
         let Some(settings) = &self.settings else { return (0, Vec::new()) };
         let (mut removed, mut failures, mut last) = (0, Vec::new(), None);
@@ -187,7 +187,7 @@ impl PullRecords {
             failures.extend(unreadable.into_iter().map(|error| failed("read", "pulled", io::Error::other(error))));
             for record in records {
                 let id = ImageId::new(&record.image_ref);
-                // Compared in whole seconds, as the file stores them.
+                // The times are compared in whole seconds, because the file stores whole seconds.
                 let updated = record.updated.and_then(whole_seconds);
                 let is_younger = updated.is_some_and(|updated| updated >= mark.until)
                     || (settings.guard == Guard::Image && self.state().touched.is_since(&id, mark));
@@ -203,7 +203,7 @@ impl PullRecords {
                 }
             }
         }
-        // One sync for all removals, after the lock, so that pulls do not wait for the sync.
+        // One sync makes all removals durable. The lock is released before the sync, so that pulls do not wait.
         if let Some(last) = last
             && let Err(source) = self.records.sync_removals()
         {
@@ -219,7 +219,7 @@ impl PullRecords {
         (removed, failures)
     }
 
-    /// After a failed write of the record: rejects every client of the image until a later record.
+    /// Called if the record of a pull could not be written. Until a later record, every client is rejected.
     pub(super) fn keep_unrecorded(&self, id: &ImageId, image: &str) {
         self.leave(image);
         {
@@ -230,7 +230,7 @@ impl PullRecords {
                 state.unrecorded_overflow = true;
             }
         }
-        // The intent has the id, because until the next start a name may move to another image, but an id cannot.
+        // The intent has the image id, because the name may move to another image before the next start.
         if self.guards_images() {
             let _turn = self.intents.turn();
             if let Err(error) = self.intents.write(PullIntent::new(id.as_str())) {

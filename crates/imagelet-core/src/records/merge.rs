@@ -27,7 +27,7 @@ pub(super) fn merge(record: &mut PulledRecord, name: &str, access: &ImageAccess)
     }
 }
 
-/// Replaces or adds items in a sorted list; `object` is the sort key. Returns whether this changed the list.
+/// Adds items to a sorted list, or replaces those with the same key `object`. Returns whether this changed the list.
 fn merge_sorted<T: Clone + PartialEq>(known: &mut Vec<T>, items: &[T], object: fn(&T) -> (&str, &str, &str)) -> bool {
     if items.iter().all(|item| known.contains(item)) {
         return false;

@@ -6,10 +6,10 @@
 //! ROOT/preloaded-images.json            the images that were present before any pull
 //! ```
 //!
-//! Folders, file names and contents are the kubelet's own, so that a node can be taken over in place and given back. A
-//! file is named by the SHA-256 of its subject, and written by temporary file, sync and rename. An image without a
-//! record counts as preloaded, so all files may vanish. An unreadable record is kept and rejects every client. One
-//! process owns the folder and has all records in memory. A lookup reads only unreadable files.
+//! In `image_manager`, names and contents are the kubelet's, so that a node can be taken over in place and given back.
+//! A file is named by the SHA-256 of its subject, and written by temporary file, sync and rename. An image without a
+//! record counts as preloaded, so all files may be deleted. An unreadable record is kept and rejects every client. One
+//! process owns the folder and has all records in memory. A lookup reads a file only if the file was unreadable before.
 
 mod file;
 mod folder;
@@ -62,9 +62,9 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
     FAMILIES.iter().copied()
 }
 
-/// The maximum size of the set. Above this limit, every image is treated as unrecorded.
+/// The maximum number of remembered unrecorded images. Above this limit, every image counts as unrecorded.
 const UNRECORDED_MAX: usize = 1024;
-/// A time may be this far in the future, because the clock may be corrected. Later times are invalid.
+/// A recorded time may be this far in the future, because the clock may have been corrected. A later time is invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
 /// The recorded pulls. They decide which clients may use a present image.
@@ -81,13 +81,13 @@ pub struct PullRecords {
 
 #[derive(Debug, Default)]
 struct RecordsState {
-    /// Spelling → number of running pulls that share the intent.
+    /// Requested name → number of running pulls that share the intent for this name.
     running: HashMap<String, usize>,
-    /// Spelling of an intent without a running pull → number of checks for its image.
+    /// Requested name in an intent without a running pull → number of checks that did not find the image.
     left: HashMap<String, u8>,
     /// Pulled images whose record could not be written.
     unrecorded: HashSet<ImageId>,
-    /// There are more unrecorded images than [`UNRECORDED_MAX`].
+    /// Whether there were more unrecorded images than [`UNRECORDED_MAX`].
     unrecorded_overflow: bool,
     touched: Touched,
 }
@@ -110,12 +110,12 @@ pub(crate) enum Evidence {
     Absent,
     Unreadable,
     Record(Arc<PulledRecord>),
-    /// There is no record. `true`: an open intent may have pulled the image.
+    /// There is no record. `true`: a pull with an open intent may have fetched the image. `false`: no pull is known.
     Begun(bool),
 }
 
 impl Evidence {
-    /// Whether a service account may open the image. Only a credential provider can supply that credential.
+    /// Whether the record has a service account. Only a credential provider supplies credentials of service accounts.
     pub(crate) fn names_service_accounts(&self) -> bool {
         match self {
             Evidence::Record(record) => {
@@ -131,7 +131,7 @@ impl Evidence {
 pub enum RecordsError {
     #[error("could not {action} the pull record of `{subject}`")]
     Io { action: &'static str, subject: String, source: io::Error },
-    /// The image has no name under which it can be recorded.
+    /// The requested name is invalid, so the image cannot be recorded under this name.
     #[error("`{image}` cannot be recorded")]
     Name { image: String, source: ReferenceError },
 }
@@ -182,7 +182,7 @@ impl PullRecords {
         }
     }
 
-    /// Turns recording off. Every client may use the present images.
+    /// Creates records that record nothing. Every client may use every present image.
     pub fn off() -> Self {
         Self { settings: None, ..Self::in_memory() }
     }
@@ -225,12 +225,12 @@ impl PullRecords {
             return Ok(intent);
         }
         let turn = self.intents.turn();
-        // An interrupted pull may have fetched an image. So the end of the new pull does not remove the intent.
+        // An interrupted pull left this intent and may have fetched an image, so the intent stays after the new pull.
         if self.guards_images() && !self.is_running(image) && !matches!(self.intents.find(image), Ok(None)) {
             self.state().left.entry(image.to_owned()).or_default();
         }
         if let Err(source) = self.intents.write(PullIntent::new(image)) {
-            // The failed write may have reached the disk, but no pull started.
+            // No pull starts, so the file that the failed write may have left is removed.
             if !self.is_running(image) && !self.state().left.contains_key(image) {
                 let _ = self.intents.remove(image);
             }
@@ -252,7 +252,7 @@ impl PullRecords {
         })
     }
 
-    /// As [`Self::evidence`], after an unreadable file was read again: it may be repaired.
+    /// Looks up as [`Self::evidence`], but first reads an unreadable file again, because it may be repaired.
     pub(crate) async fn latest_evidence(self: &Arc<Self>, image: &str, found: &Image) -> Evidence {
         if let Ok(evidence) = self.look_up(image, found) {
             return evidence;
@@ -271,7 +271,7 @@ impl PullRecords {
             return Ok(Evidence::Absent);
         }
         let record = self.records.find(id)?;
-        // Later pulls under other names do not count.
+        // A preloaded image stays preloaded under this name, even if it was pulled under other names.
         if self.stays_preloaded(image, &found.id, record.as_deref()) {
             return Ok(Evidence::Begun(false));
         }
@@ -281,11 +281,11 @@ impl PullRecords {
         if self.is_unrecorded(&found.id) || self.begun_for(image, found)? {
             return Ok(Evidence::Begun(true));
         }
-        // A pull that ended in the meantime wrote its record before it removed its intent.
+        // The record is read again: a pull that ended in the meantime wrote it before it removed its intent.
         Ok(self.records.find(id)?.map_or(Evidence::Begun(false), Evidence::Record))
     }
 
-    /// Decides from the result of [`Self::evidence`] whether a client may use a present image.
+    /// Decides from the evidence whether a client may use a present image. `None`: recording is off.
     pub(crate) fn judge<E>(
         &self,
         image: &str,
@@ -321,7 +321,7 @@ impl PullRecords {
             .map_err(|source| RecordsError::Name { image: image.to_owned(), source })
             .and_then(|name| {
                 let known = self.records.find_again(id.as_str());
-                // The names of a dropped record do not count as preloaded again.
+                // The unreadable record is replaced. Its names must not count as preloaded after that.
                 if known.is_err() {
                     self.forget_preloaded(id, None)?;
                 }
@@ -348,7 +348,7 @@ impl PullRecords {
         learned
     }
 
-    /// Whether an open intent may have pulled this image.
+    /// Whether a pull with an open intent may have fetched this image.
     fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
         let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(self.intents.find(name)?.is_some());
         if self.is_running(image) || is_begun(image)? {
@@ -357,7 +357,7 @@ impl PullRecords {
         if !self.guards_images() {
             return Ok(false);
         }
-        // Only the file name of an unreadable intent is known.
+        // An unreadable intent is known only by its file name, so every name of the image is looked up.
         for name in found.tags.iter().chain(&found.digests) {
             if is_begun(name)? {
                 return Ok(true);
@@ -388,7 +388,7 @@ impl PullRecords {
         state.unrecorded_overflow || state.unrecorded.contains(id)
     }
 
-    /// Ends one pull of an image. The last pull removes the intent, unless an interrupted pull also left it.
+    /// Ends one pull of an image. The last pull removes the intent, unless an interrupted pull had the same intent.
     fn release(&self, image: &str) -> Result<(), RecordsError> {
         let turn = self.intents.turn();
         if self.is_last(image) {
@@ -405,7 +405,7 @@ impl PullRecords {
         state.running.get(image).is_none_or(|running| *running == 1 && !state.left.contains_key(image))
     }
 
-    /// Ends one pull that may have fetched the image. The intent stays until a check.
+    /// Ends one pull that may have fetched the image. The intent stays until a check resolves it.
     fn leave(&self, image: &str) {
         let mut state = self.state();
         state.left.insert(image.to_owned(), 0);
@@ -442,8 +442,8 @@ pub(crate) struct Intent {
 }
 
 impl Intent {
-    /// Records a successful pull and its credentials. Durable on return. After an error the intent stays, and the image
-    /// is treated as pulled under all its names, so a full disk permits no client.
+    /// Records a successful pull and its credentials. Durable on return. After an error, the intent stays and the image
+    /// counts as pulled under all its names, so that even on a full disk clients must present credentials.
     pub(crate) fn fulfil(mut self, id: &ImageId, access: &ImageAccess, now: SystemTime) -> Result<(), RecordsError> {
         if !self.held {
             return Ok(());

@@ -4,7 +4,7 @@
 //! ROOT/preloaded-images.json   {"sha256:…": ["docker.io/library/app"]}
 //! ```
 //!
-//! The file is imagelet's own. Without it, a preloaded image with a record requires credentials, as in the kubelet.
+//! The kubelet has no such file. If the file is missing, a preloaded image with a record requires credentials.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -23,19 +23,19 @@ use crate::{
 
 /// Above this limit, further images are not remembered. A node has some hundred images.
 const IMAGES_MAX: usize = 1024;
-/// The maximum number of repositories of one image, so that the file stays below the limit of a record.
+/// The maximum number of repositories of one image, which bounds the length of the file.
 const NAMES_MAX: usize = 8;
 const FILE: &str = "preloaded-images.json";
 
-/// Image id → repositories with domain.
+/// Image id → repositories, each with its registry host.
 type RepositoriesById = BTreeMap<String, BTreeSet<String>>;
 
 #[derive(Debug)]
 pub(super) struct PreloadedImages {
-    /// `None`: memory only.
+    /// `None`: the images are only in memory.
     path: Option<PathBuf>,
     disk: Arc<dyn Disk>,
-    /// Locked during a change and its write, so that the file never gets an earlier state.
+    /// Locked during a change and its write, so that an older state never replaces a newer state on disk.
     turn: Mutex<()>,
     /// Locked for moments, never during disk I/O.
     state: Mutex<PreloadedState>,
@@ -44,9 +44,9 @@ pub(super) struct PreloadedImages {
 #[derive(Debug, Default)]
 struct PreloadedState {
     images: RepositoriesById,
-    /// The last write failed, so the file has an earlier state.
+    /// Whether the last write failed, so that the file has an earlier state.
     is_unwritten: bool,
-    /// The kubelet's intents were not readable, so the last images were not remembered.
+    /// Whether the kubelet's intents were unreadable at the last attempt, so that no image was remembered.
     is_blocked: bool,
 }
 
@@ -116,7 +116,7 @@ impl PullRecords {
             return Ok(());
         }
         let kubelet = self.settings.as_ref().and_then(|settings| settings.kubelet.as_ref());
-        // A pull writes its record before it removes its intent, so the intents are read first.
+        // The intents are read before the records, because a pull writes its record before it removes its intent.
         let begun_by_kubelet = kubelet.map(super::KubeletRecords::intents).transpose();
         let was_blocked = std::mem::replace(&mut locked(&self.preloaded.state).is_blocked, begun_by_kubelet.is_err());
         let warn = |error: &io::Error| {
@@ -156,7 +156,7 @@ impl PullRecords {
         remembered.map_err(|source| failed("write", FILE, source))
     }
 
-    /// Whether every pod may use a present image under this name. Pulls under other names do not matter.
+    /// Whether every pod may use a present image under this name. Pulls under other names have no effect.
     pub(super) fn stays_preloaded(&self, image: &str, id: &ImageId, record: Option<&PulledRecord>) -> bool {
         let Ok(reference) = image.parse::<Reference>() else { return false };
         let repository = reference.repository();
@@ -170,7 +170,7 @@ impl PullRecords {
             && self.intents.find(image).is_ok()
     }
 
-    /// Forgets the repositories under which an interrupted pull may have fetched the image. `None`: all repositories.
+    /// Forgets the repositories under which the pull `begun` may have fetched the image. `None`: forgets all of them.
     pub(super) fn forget_preloaded(&self, id: &ImageId, begun: Option<&PullIntent>) -> Result<(), RecordsError> {
         let forgotten = self.preloaded.change(|images| {
             let Some(names) = images.get_mut(id.as_str()) else { return false };
@@ -183,7 +183,7 @@ impl PullRecords {
         forgotten.map_err(|source| failed("write", FILE, source))
     }
 
-    /// Forgets absent images: a later pull fetches them only for its own clients.
+    /// Forgets absent images: if a later pull fetches such an image, only clients with credentials may use it.
     pub(super) fn prune_preloaded(&self, present: &BTreeSet<ImageId>) -> Result<(), RecordsError> {
         let pruned = self.preloaded.change(|images| {
             let before = images.len();

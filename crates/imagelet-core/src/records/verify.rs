@@ -16,17 +16,17 @@ const SECRETS_MAX: usize = 100;
 pub struct RecordsSettings {
     pub policy: VerificationPolicy,
     pub guard: Guard,
-    /// A record expires if it was not updated for this time. `None`: never.
+    /// A record expires if it was not updated for this time. `None`: records do not expire.
     pub age_max: Option<Duration>,
-    /// The records of the node's kubelet. An image that the kubelet pulled is not preloaded.
+    /// The records of the node's kubelet: an image that it pulled is not preloaded. `None`: they are not read.
     pub kubelet: Option<KubeletRecords>,
 }
 
-/// Which names of an image an open intent protects.
+/// The names of an image that require credentials while an intent is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// Only the recorded spelling, as in the kubelet. After a crash, all clients may use the image under every other
-    /// spelling, permanently. Pruning compares only whole seconds.
+    /// Only the name in the intent, as in the kubelet. After a crash during a pull, all clients may use the image under
+    /// all other names. Pruning compares only times in whole seconds.
     Spelling,
     /// All names of the image.
     Image,
@@ -48,9 +48,9 @@ impl From<VerificationPolicy> for RecordsSettings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VerificationPolicy {
     NeverVerify,
-    /// Pulled images, but not preloaded images.
+    /// Clients must present credentials for pulled images, but not for preloaded images.
     NeverVerifyPreloadedImages,
-    /// All images except these.
+    /// Clients must present credentials for all images except those in the list.
     NeverVerifyAllowlistedImages(Allowlist),
     AlwaysVerify,
 }
@@ -139,7 +139,7 @@ impl CheckResult {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) allowed: bool,
-    /// `None`: the check does not change a metric.
+    /// The metric label of the check. `None`: the check changes no metric.
     pub(crate) result: Option<CheckResult>,
     pub(crate) learned: Option<ImageAccess>,
 }
@@ -149,7 +149,7 @@ impl Verdict {
         Self { allowed, result: Some(result), learned: None }
     }
 
-    /// Whether a record grants the access. The record is from an earlier answer of the registry.
+    /// Whether a record grants the access. The record is from an earlier pull; the registry was not queried again.
     pub(crate) fn is_by_record(&self) -> bool {
         self.result == Some(CheckResult::RecordFound)
     }
@@ -162,7 +162,7 @@ impl Verdict {
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 
-/// `intended`: an open intent may have pulled the image. `proof` is called only if its result is needed.
+/// `intended`: a pull with an open intent may have fetched the image. `proof` is called only if it is needed.
 pub(super) fn judge<E>(
     policy: &VerificationPolicy,
     image: &str,

@@ -184,7 +184,7 @@ async fn the_filesystems_of_images_and_containers_are_reported(service: &dyn Ima
     for (kind, usages) in [("images", &filesystems.images), ("writable layers", &filesystems.containers)] {
         assert!(!usages.is_empty(), "{kind} live somewhere");
         for usage in usages {
-            // Callers pass this path to statvfs.
+            // The path must exist, because callers pass it to statvfs.
             assert!(usage.mountpoint.is_dir(), "{kind}: {usage:?}");
             assert!(usage.measured_at > std::time::SystemTime::UNIX_EPOCH, "{kind}: {usage:?}");
             assert!(usage.inodes_used.is_some(), "{kind}: {usage:?}");

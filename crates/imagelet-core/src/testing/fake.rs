@@ -46,7 +46,7 @@ impl Deref for StoredImages {
     }
 }
 
-/// A mutable borrow invalidates the list.
+/// A mutable borrow invalidates the cached list.
 impl DerefMut for StoredImages {
     fn deref_mut(&mut self) -> &mut Self::Target {
         self.listing = None;
@@ -67,15 +67,15 @@ struct FakeState {
     tells_who_is_gone: bool,
     calls: Vec<String>,
     failures: HashMap<String, (RuntimeErrorKind, String)>,
-    /// Whether pulls can be estimated. Off by default, as with CRI.
+    /// Whether pulls can be estimated. `false` by default, because CRI has no estimates.
     estimates: bool,
-    /// Estimates by normalised name, instead of an estimate from the registry.
+    /// Estimates by normalised image name, which replace the estimate from the registry.
     estimated: HashMap<String, PullEstimate>,
-    /// The id and size of each layer of an image. Empty: the fake reports no layers.
+    /// The id and size of each layer of an image. If the map is empty, the fake reports no layers.
     layers: BTreeMap<ImageId, Vec<(String, ByteSize)>>,
-    /// Images that stay after a removal, with these names by digest and no tag.
+    /// Images that stay after a removal, without tags, and with these names by digest.
     keeps: BTreeMap<ImageId, Vec<String>>,
-    /// Behaves as a runtime that unpacks no file of an artifact.
+    /// The fake behaves as a runtime that unpacks no file of an artifact.
     unpacks_nothing: bool,
     reserved: Freed,
     pull_takes: Duration,
@@ -102,7 +102,7 @@ impl FakeRuntime {
         self.offer_to(name, content, size, None)
     }
 
-    /// Adds an image for one user and password only.
+    /// Adds an image to the registry. With a `login`, only this user and password can pull it.
     pub fn offer_to(&self, name: &str, content: &str, size: u64, login: Option<(&str, &str)>) -> ImageId {
         let id = ImageId::new(Digest::of(content.as_bytes()).as_str());
         let offer = Offer {
@@ -148,7 +148,7 @@ impl FakeRuntime {
         self.lock().unpacks_nothing = true;
     }
 
-    /// Whether pulls can be estimated from the registry: one layer per pull, of the image's size.
+    /// Sets whether pulls can be estimated. An estimate has one layer with the image's size.
     pub fn set_estimates(&self, estimates: bool) {
         self.lock().estimates = estimates;
     }
@@ -167,7 +167,7 @@ impl FakeRuntime {
         self.lock().layers.insert(id.clone(), layers);
     }
 
-    /// Accepts removals of an image from now on and keeps it, with these names by digest and no tag.
+    /// From now on, a removal of the image succeeds but leaves the image, without tags, and with these names by digest.
     pub fn keep_after_removal(&self, id: &ImageId, digests: &[&str]) {
         self.lock().keeps.insert(id.clone(), digests.iter().map(|name| (*name).to_owned()).collect());
     }

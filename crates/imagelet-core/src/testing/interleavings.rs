@@ -129,7 +129,7 @@ impl Order {
         let explorer = poll_fn(|context| Poll::Ready(context.waker().clone())).await;
         let woken = || Arc::new(WokenTask { is_woken: AtomicBool::new(true), explorer: explorer.clone() });
         let mut tasks: Vec<_> = story.tasks.drain(..).map(|task| (task, woken())).collect();
-        // The spawned tasks had their step after the last step of the story's tasks.
+        // `true`: since the last step of the story's tasks, the spawned tasks have had their step.
         let mut is_runtime_idle = false;
         while !tasks.is_empty() {
             let is_ready = |(_, woken): &(_, Arc<WokenTask>)| woken.is_woken.load(Ordering::SeqCst);

@@ -28,12 +28,12 @@ pub trait WaySettings: Copy {
         }
     }
 
-    /// What a started pull protects from collection.
+    /// The names of an image whose access the intent of a started pull restricts.
     fn guard(self) -> Guard {
         if self.is_shipped() { Guard::Image } else { Guard::Spelling }
     }
 
-    /// These thresholds and ages, with the defaults of this configuration for the rest.
+    /// The policy with these thresholds and ages. Its other fields have the defaults of this configuration.
     #[must_use]
     fn collecting(self, policy: GcPolicy) -> GcPolicy {
         if !self.is_shipped() {
@@ -46,7 +46,7 @@ pub trait WaySettings: Copy {
     }
 }
 
-/// This policy in an order. The kubelet's order gets the kubelet's rules.
+/// The policy with another removal order. The kubelet's order gets the kubelet's rules.
 #[cfg(test)]
 pub(crate) fn in_order(order: GcOrder, policy: GcPolicy) -> GcPolicy {
     let rules = if order == GcOrder::ListedSizes { NodePolicy::KUBELET } else { NodePolicy::IMAGELET }.gc;

@@ -75,7 +75,7 @@ fn is_printable(character: char) -> bool {
     !character.is_whitespace() && character.escape_debug().len() == 1
 }
 
-/// A serde JSON error in the words of Go, with at most one character of the parsed text.
+/// The text of a serde JSON error in the words of Go. It has at most one character of the parsed text.
 pub(crate) fn json_error(error: &serde_json::Error, text: &str) -> String {
     const CONTEXTS: [(&str, &str); 10] = [
         ("trailing characters", "after top-level value"),
@@ -140,7 +140,7 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// The maximum bytes of a key in an error.
+/// The maximum bytes of a key in an error text.
 const KEY_SHOWN_MAX: usize = 128;
 
 /// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map. The error has the start of
@@ -281,7 +281,7 @@ impl GoDuration {
         Self::seconds(60 * minutes)
     }
 
-    /// The standard type; a negative duration becomes zero.
+    /// Converts to the standard type. A negative duration becomes zero.
     pub fn to_std(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.0).unwrap_or(0))
     }
@@ -330,7 +330,7 @@ impl FromStr for GoDuration {
         if rest.is_empty() {
             return Err(invalid());
         }
-        // `i64::MIN` has no positive counterpart.
+        // The limit is one higher for a negative duration, because `i64::MIN` has no positive counterpart.
         let limit = i128::from(i64::MAX) + i128::from(negative);
         let mut total: i128 = 0;
         while !rest.is_empty() {

@@ -5,16 +5,16 @@ use super::quoted;
 /// The parts of a URL. The user, the query and the fragment are dropped.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct GoUrl {
-    /// In lower case; empty for a text without a scheme.
+    /// The scheme in lower case; empty for a text without a scheme.
     pub scheme: String,
-    /// With the port.
+    /// The host with its port.
     pub host: String,
-    /// Not always UTF-8: an escape may be any byte.
+    /// The decoded path. It may be invalid UTF-8, because an escape may be any byte.
     pub path: Vec<u8>,
 }
 
 impl GoUrl {
-    /// An error has Go's text.
+    /// Parses a text. An error has Go's text.
     pub fn parse(text: &str) -> Result<Self, String> {
         let (text, fragment) = text.split_once('#').unwrap_or((text, ""));
         if text.bytes().any(|byte| byte.is_ascii_control()) {
@@ -24,7 +24,7 @@ impl GoUrl {
         unescaped(fragment)?;
         let rest = rest.split_once('?').map_or(rest, |(rest, _)| rest);
         if !rest.starts_with('/') {
-            // After a scheme, a rest without a slash is opaque and has no path.
+            // If a scheme is not followed by a slash, the URL is opaque and has no path.
             if !scheme.is_empty() {
                 return Ok(Self { scheme, ..Self::default() });
             }

@@ -26,14 +26,14 @@ pub(super) struct PluginAccount {
     /// The annotations that the provider requests.
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) token: Secret,
-    /// A response is valid only for this token.
+    /// Whether a cached response is valid only for this token.
     pub(super) is_per_token: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CacheKey(Vec<u8>);
 
-/// A part of the key is longer than its length field permits.
+/// A part of a cache key is longer than the length field of the key permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);
@@ -143,7 +143,7 @@ impl Cache {
             self.sweep(now);
         }
         make_room(&mut self.entries, &key, ENTRIES_MAX, |entry| entry.expires);
-        // One year if the clock cannot represent the time.
+        // If the clock cannot represent the time, the response expires after one year.
         let expires = now.checked_add(good_for).unwrap_or(now + Duration::from_hours(24 * 365));
         self.entries.insert(key, CachedAnswer { auth, expires });
     }

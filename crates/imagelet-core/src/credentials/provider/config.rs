@@ -79,7 +79,7 @@ pub(super) struct Variable {
 pub(super) struct TokenAttributes {
     #[serde(rename = "serviceAccountTokenAudience")]
     pub(super) audience: String,
-    /// `ServiceAccount` or `Token`: the scope of a response.
+    /// What a cached response is valid for: `ServiceAccount` or `Token`.
     pub(super) cache_type: String,
     pub(super) require_service_account: Option<bool>,
     #[serde(rename = "requiredServiceAccountAnnotationKeys", deserialize_with = "nullable")]
@@ -89,7 +89,7 @@ pub(super) struct TokenAttributes {
 }
 
 impl ProviderConfig {
-    /// Reads a file, or the files of a folder by name. Blocks. An error has the kubelet's text, without values.
+    /// Reads a file, or all files of a folder sorted by name. Blocks. An error has the kubelet's text, without values.
     pub(super) fn read(path: &Path) -> Result<Self, String> {
         if path.as_os_str().is_empty() {
             return Err("credential provider config path is empty".to_owned());

@@ -1,6 +1,6 @@
-//! Runs a plugin once in its own process group, and leaves no process behind (`docs/spec/pull.md §7.4`). After the run
-//! (response, failure, time limit, dropped future) the group is killed before the leader is reaped: the unreaped leader
-//! reserves the group id. The run does not wait for a process that left the group and keeps the output open.
+//! Runs a plugin once in its own process group, and leaves no process behind (`docs/spec/pull.md §7.4`). After the run,
+//! however it ends, the group is killed before its leader is reaped: the unreaped leader reserves the group id. The run
+//! does not wait for a process that left the group and keeps the output open.
 
 use crate::image::ByteSize;
 use std::{
@@ -25,16 +25,16 @@ use super::{
     plugin_protocol::Response,
 };
 
-/// A longer response is rejected.
+/// The maximum length of a response. A longer response is rejected.
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
-/// Further bytes are read and dropped.
+/// The maximum length of the stored error output. Further bytes are read and dropped.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
 const CHUNK_LENGTH: usize = 8 << 10;
 /// The wait for the rest of the plugin's output after its exit, if another process keeps the output open.
 const FINISHED_AFTER: Duration = Duration::from_millis(100);
-/// A process that survives SIGKILL for this time is stuck in the kernel; it is reaped later.
+/// How long a run waits for the end of a killed plugin. A plugin that is stuck in the kernel is reaped later.
 const REAPED_WITHIN: Duration = Duration::from_secs(5);
-/// The maximum number of starts that fail with `ETXTBSY`, while the plugin is being replaced.
+/// The maximum number of tries to start a plugin. A start fails with `ETXTBSY` while the plugin is being replaced.
 const BUSY_TRIES: u32 = 5;
 const BUSY_WAIT: Duration = Duration::from_millis(20);
 
@@ -67,7 +67,7 @@ pub(super) enum RunError {
     TimedOut,
     #[error("standard output is longer than {}", ByteSize(STDOUT_LENGTH_MAX as u64))]
     TooLong,
-    /// The setup of the pipes or of the process watch failed.
+    /// A pipe or the watch of the process failed.
     #[error("could not follow the plugin: {}", go_text(.0))]
     System(io::Error),
 }
@@ -168,11 +168,11 @@ async fn follow(
     let mut feed = pin!(feed(stdin, question));
     let mut limit = pin!(sleep_until(deadline));
     let (mut fed, mut stdout_open, mut stderr_open) = (false, true, true);
-    // The time at which the plugin's own output is complete.
+    // The time when the output of the plugin itself is complete. `None`: the plugin still runs.
     let mut settled: Option<Instant> = None;
     while stdout_open || stderr_open || settled.is_none() {
         let is_over = settled.is_some_and(|settled| Instant::now() >= settled);
-        // Later output of another process does not change this response.
+        // The response is complete. Later output of another process does not change it.
         if is_over && (!stdout_open || Response::is_whole(stdout) || has_failed(leader)) {
             return Ok(());
         }
@@ -208,7 +208,7 @@ fn has_failed(leader: Pid) -> bool {
     matches!(waitid(WaitId::Pid(leader), options), Ok(Some(status)) if status.exit_status() != Some(0))
 }
 
-/// Writes the request. A plugin may close its input without reading it.
+/// Writes the request. An error is only logged, because a plugin may close its input without reading it.
 async fn feed(mut stdin: ChildStdin, question: &[u8]) {
     if let Err(error) = stdin.write_all(question).await {
         tracing::debug!(%error, "a credential provider did not read its request");
@@ -216,9 +216,9 @@ async fn feed(mut stdin: ChildStdin, question: &[u8]) {
     drop(stdin);
 }
 
-/// Reads once and stores what fits. Returns false at the end of the stream.
+/// Reads once and stores at most `length_max` bytes in all. Returns false at the end of the stream.
 async fn keep(from: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>, length_max: usize) -> io::Result<bool> {
-    // On the heap, so that the future stays small.
+    // The buffer is on the heap, so that the future stays small.
     let mut chunk = vec![0; CHUNK_LENGTH];
     let count = from.read(&mut chunk).await?;
     kept.extend(&chunk[..count.min(length_max.saturating_sub(kept.len()))]);

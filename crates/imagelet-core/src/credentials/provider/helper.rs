@@ -40,7 +40,7 @@ pub(crate) enum HelperError {
 }
 
 impl CredentialHelpers {
-    /// Helpers run with only these variables, each for at most this time.
+    /// A helper runs with only these variables and for at most `limit`.
     pub(crate) fn new(environment: Variables, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
@@ -63,12 +63,12 @@ impl CredentialHelpers {
         self.run(name, "store", &document, Some(password)).await.map(drop)
     }
 
-    /// Removes the helper's credential for a server. Also succeeds if the helper has no such credential.
+    /// Removes the helper's credential for a server. Succeeds even if the helper has no such credential.
     pub(crate) async fn erase(&self, name: &str, server: &str) -> Result<(), HelperError> {
         self.run(name, "erase", server.as_bytes(), None).await.map(drop)
     }
 
-    /// Runs a helper. Returns its program and response. `secret` is a part of the input that no error may show.
+    /// Runs a helper. Returns the program and the response. No error shows `secret`, which is a part of `input`.
     async fn run(
         &self,
         name: &str,
@@ -104,7 +104,7 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// The first program with this name in `PATH`, without relative folders. Fails if other users can change the program.
+/// The first program with this name in an absolute folder of `PATH`. Fails if other users can change the program.
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
         if let Ok(path) = executable(&folder, program) {

@@ -58,19 +58,19 @@ pub struct CredentialQuery {
     pub namespace: String,
     pub pod_name: String,
     pub pod_uid: String,
-    /// `None`: the pod has no service account.
+    /// The service account of the pod. `None`: the pod has no service account.
     pub service_account: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Provided {
-    /// In the order in which they are tried.
+    /// The credentials in the order in which they are tried.
     pub credentials: Vec<TrackedCredential>,
     /// The error of each failed provider, in the order of the configuration. Contains no secret.
     pub failures: Vec<String>,
 }
 
-/// Supplies credentials that are in no document. The call never fails: a pull continues with the credentials it gets.
+/// Supplies credentials that are in no docker configuration. A failure does not end a pull.
 #[async_trait]
 pub trait CredentialProvider: fmt::Debug + Send + Sync {
     /// Returns all credentials for a repository. A drop of the future cancels the work.
@@ -122,7 +122,7 @@ impl Providers {
     }
 
     /// Reads the configuration for the next lookups. `None` removes all providers. Running lookups finish with the old
-    /// providers. An unchanged configuration keeps its cache. After an error the old providers stay. Blocks.
+    /// providers. An unchanged configuration keeps its cache. After an error the old providers stay. Blocks the thread.
     pub fn configure(&self, options: Option<&ProviderOptions>) -> Result<(), PlainError> {
         let set = match options {
             None => ProviderSet::default(),

@@ -30,7 +30,7 @@ use crate::{
     text::PlainError,
 };
 
-/// An error shows at most this many characters of an invalid cache key type or version.
+/// The maximum length of an invalid cache key type in an error. An invalid version may be longer.
 const KEY_TYPE_SHOWN_MAX: usize = 64;
 const VERSION_SHOWN_MAX: usize = 128;
 
@@ -45,7 +45,7 @@ pub(super) struct Provider {
     pub(super) runs: Mutex<Runs>,
 }
 
-/// A provider does not apply or failed, with the kubelet's text. The text contains no secret.
+/// Why a provider has no credential: it does not apply, or it failed. The kubelet's text, which contains no secret.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProviderError {
     #[error("no pattern matches")]
@@ -95,12 +95,12 @@ struct CheckedAnswer {
 
 type Run = BoxFuture<'static, Result<CheckedAnswer, ProviderError>>;
 
-/// Running plugins. Equal parallel lookups share a run. A run ends when its last lookup is dropped.
+/// The running plugins. Equal parallel lookups share a run. If all its lookups are dropped, the run is cancelled.
 #[derive(Default)]
 pub(super) struct Runs {
-    /// Each run, with the repository in its request.
+    /// Key → the repository in the request, and the run.
     by_key: HashMap<CacheKey, (String, WeakShared<Run>)>,
-    /// The cache key type of the last response; a guess for the next response.
+    /// The cache key type of the last response. The next response probably has the same type.
     learned: Option<CacheKeyType>,
 }
 
@@ -125,7 +125,7 @@ impl Provider {
         Ok((auth, source))
     }
 
-    /// The service account with its token. `None`: the plugin needs no service account.
+    /// The pod's service account with a token. `None`: the pod has none, and the plugin does not require one.
     async fn service_account(
         &self,
         rules: &TokenAttributes,
@@ -172,7 +172,7 @@ impl Provider {
         locked(&self.cache).find(&keys, Instant::now())
     }
 
-    /// A new response: from a shared run if its response covers this image, else from a run for this image.
+    /// Gets a new response: from a shared run if its response covers this image, or from a run for this image.
     async fn given(
         self: &Arc<Self>,
         repository: &str,
@@ -194,7 +194,7 @@ impl Provider {
         account: Option<&Arc<PluginAccount>>,
     ) -> (String, Result<CheckedAnswer, ProviderError>) {
         let Ok(key) = CacheKey::for_run(guess.base(repository), account.map(AsRef::as_ref)) else {
-            // A lookup without a key is not shared.
+            // Without a key, the run of this lookup is not shared.
             return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
         };
         let (asked, run) = {
@@ -284,7 +284,7 @@ impl Provider {
         }
     }
 
-    /// Removes these secrets, the token, the plugin's variables, and text that looks like a secret.
+    /// Removes from `said` the `known` secrets, the token, the plugin's variables, and text that looks like a secret.
     fn without_secrets<'a>(
         &'a self,
         said: &[u8],

@@ -33,14 +33,14 @@ pub(super) enum CacheKeyType {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
-    /// As written by the plugin; not validated.
+    /// The text that the plugin wrote. It is not validated yet.
     pub(super) cache_key_type: String,
-    /// `None`: the provider's own default.
+    /// How long the response is cached. `None`: the default in the provider's configuration.
     pub(super) cache_duration: Option<GoDuration>,
     pub(super) auth: DockerConfig,
 }
 
-/// The output is not a response. The text shows at most one character and the version field of the output.
+/// The output is no valid response. The text shows at most one character and the version field of the output.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ResponseError {
     #[error("error reading GVK from response: couldn't get version/kind; json parse error: {0}")]

@@ -8,9 +8,9 @@ use zeroize::Zeroizing;
 use crate::credentials::{Secret, spellings};
 
 const REDACTED: &str = "[redacted]";
-/// A shorter known secret is not searched: its removal everywhere would make the output unreadable.
+/// A known secret that is shorter is not searched, because its removal would make the output unreadable.
 const KNOWN_LENGTH_MIN: usize = 6;
-/// A run of this many characters is not a word if it has letters of both cases and digits.
+/// A part of at least this length looks like a secret if it has digits and letters of both cases.
 const RUN_LENGTH_MIN: usize = 24;
 const SHOWN_MAX: usize = 4096;
 /// The word after a marker is a secret. Markers match in any case.
@@ -38,7 +38,7 @@ pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a s
     cut(shown.concat())
 }
 
-/// The texts in an unreadable response, except names and fields that are never secret.
+/// The quoted texts in an unreadable response that may be secrets, without field names and public texts.
 pub(super) fn texts_of(answer: &[u8]) -> Vec<Secret> {
     const PUBLIC: [&str; 2] = ["CredentialProviderResponse", "credentialprovider.kubelet.k8s.io/"];
     let answer = Zeroizing::new(String::from_utf8_lossy(answer).into_owned());

@@ -14,7 +14,7 @@ const API_VERSIONS: [&str; 3] =
 const NAME_LENGTH_MAX: usize = 63;
 const PREFIX_LENGTH_MAX: usize = 253;
 
-/// Checks every rule. `with_tokens`: the feature gate `KubeletServiceAccountTokenForCredentialProviders`.
+/// Checks all rules. `with_tokens`: the feature gate `KubeletServiceAccountTokenForCredentialProviders` is on.
 pub(super) fn check(config: &ProviderConfig, with_tokens: bool) -> Result<(), String> {
     let mut findings = Vec::new();
     if config.providers.is_empty() {
@@ -143,7 +143,7 @@ fn unsupported(value: &str, supported: &[&str]) -> String {
     format!("Unsupported value: {}: supported values: {}", quoted(value), supported.join(", "))
 }
 
-/// Violations of the syntax of a Kubernetes qualified name: `[prefix/]name`.
+/// What is wrong with a text as a qualified name of Kubernetes: `[prefix/]name`.
 fn qualified_name_errors(text: &str) -> Vec<String> {
     const NAME_RULE: &str = "must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an \
                              alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for \

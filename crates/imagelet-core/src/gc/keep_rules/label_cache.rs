@@ -15,10 +15,10 @@ use crate::{
     ports::RuntimeManager,
 };
 
-/// Limit of concurrent calls, so that the runtime has capacity for pods.
+/// Limit of concurrent calls to the runtime, which also needs capacity for pods.
 const CALLS_MAX: usize = 8;
 
-/// Labels by image. `None`: the runtime does not report the image configuration.
+/// The labels of each image. `None`: unknown, because the runtime does not report the image configuration.
 pub(crate) type Labels = HashMap<ImageId, Option<BTreeMap<String, String>>>;
 
 /// Cached labels of present images. A new rule set invalidates the cache, because its rules may read other labels.
@@ -49,14 +49,14 @@ impl LabelCache {
             .buffer_unordered(CALLS_MAX)
             .collect()
             .await;
-        // The next collection retries images whose call failed.
+        // A failed call is not cached, so the next collection repeats the call.
         labels.extend(asked.into_iter().flatten());
         *locked(&self.0) = (Arc::clone(rules), labels.clone());
         labels
     }
 }
 
-/// `None`: the call failed.
+/// Outer `None`: the call failed, or the image is absent. Inner `None`: the runtime does not report the configuration.
 async fn ask(
     runtime: &RuntimeManager,
     spec: &ImageSpec,
@@ -68,7 +68,7 @@ async fn ask(
             details.labels.retain(|name, _| names.contains(name.as_str()));
             Some(Some(details.labels))
         }
-        // The image is absent; its removal reports that.
+        // The image was removed after the listing. This is no error, so nothing is logged.
         Ok(None) => None,
         Err(error) => {
             tracing::warn!(image = %spec.image, error = error.chain(), "could not ask for the labels of an image");

@@ -17,7 +17,7 @@ use crate::{
     inventory::{ImageEntry, ImageOrigin},
 };
 
-/// For each entry, the first matching rule as a reason. Empty if there are no rules. Independent of the image order.
+/// The first rule that matches each entry, as the reason to keep the entry. The list is empty if there are no rules.
 pub(crate) fn held_by_rules(
     entries: &[Arc<ImageEntry>],
     labels: &Labels,
@@ -63,7 +63,7 @@ fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     })
 }
 
-/// The constructor of the reason, if the rule matches the image.
+/// Returns a constructor for the reason, or `None` if the rule does not match the image.
 fn covers(
     scope: &KeepScope,
     entry: &ImageEntry,
@@ -88,7 +88,7 @@ fn covers(
 
 type Repositories<'a> = HashMap<&'a str, Vec<Tag<'a>>>;
 
-/// All tags by repository. An image with entries for several handlers is one image.
+/// The tags of each repository. An image has an entry for each runtime handler, but counts as one image.
 fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
     let mut repositories = Repositories::new();
     let mut positions: HashMap<&ImageId, usize> = HashMap::with_capacity(entries.len());

@@ -14,15 +14,15 @@ use crate::{
     text::{PlainError, duration_text},
 };
 
-/// Limit of rules. Each image is matched against each rule.
+/// The maximum number of keep rules. Each collection matches each image with each rule.
 pub const KEEP_RULES_MAX: usize = 1_000;
 const LAST_TAGS_MAX: u32 = 10_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRules {
-    /// The first matching rule is the reason.
+    /// If several rules match an image, the first rule is reported.
     pub keep: Vec<KeepRule>,
-    /// Remove only images that imagelet pulled or adopted.
+    /// On: collections remove only images that imagelet pulled or adopted. Off: collections remove any image.
     pub only_owned: bool,
 }
 
@@ -35,46 +35,46 @@ impl KeepRules {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KeepRule {
     pub(super) scope: KeepScope,
-    /// An image that was idle for longer is not kept. `None`: unlimited.
+    /// The rule keeps an image only until it is idle for longer than this time. `None`: the rule has no time limit.
     pub(super) unused_max: Option<Duration>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum KeepScope {
     LastTags {
-        /// Matches full or short repository names.
+        /// The pattern is compared with the full and the short name of a repository.
         repository: Glob,
-        /// Number of tags. Several tags of one image count once.
+        /// The number of latest tags that the rule keeps. Several tags of one image count once.
         count: NonZeroU32,
     },
     Label {
         key: String,
-        /// `None`: any value.
+        /// `None`: the rule matches any value of the label.
         value: Option<Glob>,
     },
-    /// Matches if the last user of the image is a pod of a matching namespace.
+    /// The rule matches an image whose last user is a pod in a namespace that the glob matches.
     Namespace(Glob),
     Image(PinPattern),
 }
 
-/// A configured rule: exactly one of the first four keys, and its options.
+/// A rule as configured. Exactly one of `repository`, `label`, `namespace` and `image` is set.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRuleText {
-    /// A glob over repository names; requires `last_tags`.
+    /// A glob that matches repository names. Requires `last_tags`.
     pub repository: Option<String>,
-    /// The number of tags; requires `repository`.
+    /// The number of latest tags to keep in each matching repository. Requires `repository`.
     pub last_tags: Option<i64>,
     /// `KEY` or `KEY=GLOB`.
     pub label: Option<String>,
     pub namespace: Option<String>,
     /// A reference, a glob, or 12 or more digits of an id or digest.
     pub image: Option<String>,
-    /// An image that was idle for longer, since its last use or first sight, is not kept.
+    /// The rule keeps an image only for this time after its last use or its first sight, whichever is later.
     pub unused_max: Option<Duration>,
 }
 
 impl KeepRule {
-    /// The pattern of an image rule without an idle limit. Such a rule acts as a pin.
+    /// The pattern if the rule acts as a pin: an `image` rule without `unused_max`.
     pub fn pin(&self) -> Option<&PinPattern> {
         match (&self.scope, self.unused_max) {
             (KeepScope::Image(pattern), None) => Some(pattern),

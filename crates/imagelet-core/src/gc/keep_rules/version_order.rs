@@ -9,12 +9,12 @@ pub(super) struct Tag<'a> {
     pub(super) image: usize,
 }
 
-/// The last `count` images by version tag, and the last `count` images by other tag. The input order matters only if
-/// two tags have the same text and the same first sight.
+/// The `count` latest images by tags that are versions, and the `count` latest images by all other tags. An image is
+/// the number in `Tag::image`.
 pub(super) fn last(tags: Vec<Tag<'_>>, count: usize) -> Vec<usize> {
     let (mut versions, mut others) = (Vec::new(), Vec::new());
     for Tag { text, first_seen, image } in tags {
-        // The latest tag is first. Tags of the same time are ordered by text, the larger text first.
+        // The latest first sight is first. If two are equal, the tag with the larger text is first.
         let sight = (Reverse((first_seen, parts(text), text)), image);
         match version(text) {
             Some(version) => versions.push((Reverse(version), sight)),
@@ -38,11 +38,11 @@ fn first_images(images: impl Iterator<Item = usize>, count: usize) -> Vec<usize>
     found
 }
 
-/// The numbers between dots; `true` for a release, which is after its pre-releases; the parts of a pre-release.
+/// The numbers between the dots; `false` for a pre-release, which is before the release; the parts of the pre-release.
 type Version<'a> = (Vec<Number<'a>>, bool, Vec<Part<'a>>);
 
-/// An optional `v`, numbers with dots, and an optional `-` with a pre-release. A single number is a version only after
-/// a `v`, because a bare number may be a year, a build, or the digits of a commit.
+/// Parses an optional `v`, numbers with dots, and an optional pre-release after `-`. A single number is a version only
+/// after a `v`, because a bare number may be a year, a build, or the digits of a commit.
 fn version(text: &str) -> Option<Version<'_>> {
     let bare = text.strip_prefix(['v', 'V']);
     let text = bare.unwrap_or(text);
@@ -52,7 +52,7 @@ fn version(text: &str) -> Option<Version<'_>> {
     is_version.then(|| (numbers, pre.is_none(), pre.into_iter().flat_map(|pre| pre.split('.')).map(part).collect()))
 }
 
-/// Digits of any length, compared by value.
+/// A number of any length: the count of its digits and the digits. The order is the order of the values.
 type Number<'a> = (usize, &'a str);
 
 fn number(text: &str) -> Option<Number<'_>> {
@@ -61,16 +61,16 @@ fn number(text: &str) -> Option<Number<'_>> {
     is_number.then_some((digits.len(), digits))
 }
 
-/// Numbers are compared by value and are before words. Words are compared alphabetically.
+/// A part of a tag: `false` and a number, or `true` and a word. So numbers are before words.
 type Part<'a> = (bool, Option<Number<'a>>, &'a str);
 
 fn part(text: &str) -> Part<'_> {
     number(text).map_or((true, None, text), |number| (false, Some(number), ""))
 }
 
-/// Runs of digits are numbers, so that `build-10` is larger than `build-9`.
+/// Splits a text into numbers and words, so that `build-10` is larger than `build-9`.
 fn parts(text: &str) -> Vec<Part<'_>> {
-    // A digit is one byte, so the cuts are character boundaries.
+    // The text is cut only beside a digit, which is one byte, so each cut is a character boundary.
     let runs = text.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit());
     runs.filter_map(|run| str::from_utf8(run).ok()).map(part).collect()
 }

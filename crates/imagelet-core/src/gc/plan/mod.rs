@@ -1,8 +1,9 @@
-//! Pure functions: which images are removed, in which order, and why others stay (`docs/spec/gc.md §6-§8, §21`).
+//! Pure functions: which images a plan removes, in which order, and why images stay (`docs/spec/gc.md §6-§8, §21`).
 //!
 //! Images over the maximum age are removed first, at any disk usage. Then the plan removes only as many images as the
-//! wanted space needs. If all candidates do not free enough, the plan removes long-idle images, and more images on a
-//! nearly full disk. The kubelet's policy removes images in the order of last use until their listed sizes are enough.
+//! wanted space needs. If all candidates together do not free enough, it removes long-idle images. On a nearly full
+//! disk, it removes more. The kubelet's policy removes images in the order of last use until their listed sizes are
+//! enough.
 
 mod retention_score;
 mod select;
@@ -36,19 +37,19 @@ pub(super) struct PlanInput<'a> {
     pub(super) request: &'a GcRequest,
     pub(super) now: SystemTime,
     pub(super) snapshot: &'a Snapshot,
-    /// The disk at the start of the collection; `None`: not measured.
+    /// The disk at the start of the collection. `None`: the disk was not measured.
     pub(super) disk: Option<DiskUse>,
-    /// What the collection has already freed; not subtracted from `disk`.
+    /// The space that the collection has already freed. `disk` is as it was before these removals.
     pub(super) done: Done,
-    /// The keep-rule reason by index. Empty if there are no rules.
+    /// The keep rule that keeps each entry of the snapshot. The slice is empty if there are no rules.
     pub(super) ruled: &'a [Option<Reason>],
-    /// Shared layers; `None`: unknown.
+    /// The layers that images share. `None`: the layers are unknown.
     pub(super) layers: Option<&'a LayerGraph>,
-    /// Images to skip, because this collection or an earlier collection tried to remove them; with the reasons.
+    /// The images to skip, each with the reason: this or an earlier collection has already tried to remove the image.
     pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 
-/// What a collection has freed.
+/// The amounts that a collection has freed for space and by age.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Done {
     pub(super) space: Freed,
@@ -73,15 +74,15 @@ impl PlanInput<'_> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
-    /// The next removals if a planned removal fails. Only in the order of listed sizes.
+    /// The steps that replace failed steps. Empty except with `GcOrder::ListedSizes`.
     pub(super) reserve: Vec<Step>,
-    /// By index: why the image stays. `None`: the plan removes the image.
+    /// The reason why each image of the snapshot stays. `None`: the plan removes the image.
     pub(super) kept: Vec<Option<Reason>>,
-    /// The amount to free. `None` if no space is wanted, or if all unused images are to be removed.
+    /// The amount to free. `None`: no space is needed, or the goal is to remove all unused images.
     pub(super) wanted: Option<Freed>,
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
-    /// The users of the space after all steps. `None` if the goal is reachable.
+    /// What uses the disk after all steps. `None`: the candidates can free the wanted amount.
     pub(super) shortfall: Option<Shortfall>,
 }
 
@@ -90,7 +91,7 @@ pub(super) struct Step {
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
-    /// The amount that this step frees after the previous steps.
+    /// The amount that this step frees in addition to the previous steps.
     pub(super) frees: Freed,
 }
 
@@ -98,7 +99,7 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     let mut kept: Vec<Option<Reason>> =
         input.snapshot.entries.iter().enumerate().map(|(place, entry)| holds(entry, place, input)).collect();
     let mut free: Vec<usize> = (0..kept.len()).filter(|place| kept[*place].is_none()).collect();
-    // Entries are sorted by key. A stable sort preserves that order among equals.
+    // The entries are sorted by key. The sort below is stable, so images with equal times stay in this order.
     let is_first =
         |place: &usize| input.request.policy.rules.idle_since_sight && input.snapshot.entries[*place].usage.prefetched;
     free.sort_by_key(|place| {
@@ -209,7 +210,7 @@ fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
     is_younger(entry.usage.times.requested_at, age_min, input.now).then_some(Reason::Leased(age_min))
 }
 
-/// Whether the image was idle long enough to be removed although the goal is out of reach.
+/// Whether the image is idle for at least the time after which pressure relief removes an image.
 fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let since = entry.usage.times.last_used.max(entry.usage.times.first_seen).max(entry.usage.times.requested_at);
     input.request.policy.pressure_relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))
@@ -229,7 +230,7 @@ fn is_old(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
         && too_fresh(entry, input).is_none()
 }
 
-/// `now - since > age`. An absent time is infinitely long ago, and a future time is now (`docs/spec/gc.md §0.2`).
+/// Whether `now - since > age`. `None` is infinitely long ago. A time in the future is now (`docs/spec/gc.md §0.2`).
 fn is_older(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool {
     since.is_none_or(|since| now.duration_since(since).is_ok_and(|passed| passed > age))
 }
@@ -238,9 +239,9 @@ fn is_younger(since: Option<SystemTime>, age: Duration, now: SystemTime) -> bool
     since.is_some_and(|since| now.duration_since(since).map_or(true, |passed| passed < age))
 }
 
-/// The amount to free for space after the removals by age, with the reservations of running pulls. `least` is the
+/// The amount to free after the removals by age, including the space that running pulls have reserved. `least` is the
 /// amount that brings usage below the high threshold, which ends the pressure. If the low threshold is zero, `least` is
-/// zero bytes: then as much as possible is freed.
+/// zero bytes, so that the plan frees as much as possible.
 fn wanted(input: &PlanInput<'_>, aged: Freed) -> Option<Wanted> {
     let aged = input.done.age.plus(aged);
     let policy = &input.request.policy;

@@ -15,27 +15,27 @@ use crate::{
     ports::LayerGraph,
 };
 
-/// The assumed interval if no interval is known: an image unused for a working day is rarely used again.
+/// The assumed seconds between uses: an image that is unused for a working day is rarely used again.
 const INTERVAL_GUESSED: f64 = 0.3 * DAY;
-/// The weight of the assumed interval, in intervals. The next constant limits the weight of a measured mean.
+/// The assumed interval counts as this many measured intervals, which count as `KNOWN_WEIGHT_MAX` at most.
 const GUESS_WEIGHT: f64 = 0.5;
 const KNOWN_WEIGHT_MAX: f64 = 10.0 / 3.0;
-/// Decay starts after `SLACK` intervals and runs `AGING` times as fast as time.
+/// The frequency decays after `SLACK` intervals without use. Each further idle second then counts `AGING` times.
 const SLACK: f64 = 1.3;
 const AGING: f64 = 8.0;
-/// The factor of an image that was never used again.
+/// The factor for the score of an image that was not used a second time.
 const NEVER_RETURNED: f64 = 0.5;
-/// The factor of an old version whose successor is in use.
+/// The factor for the score of an image that a newer image of its repository has superseded.
 const SUPERSEDED: f64 = 0.03;
 const DAY: f64 = 86_400.0;
-/// The assumed link speed in bytes per second. The cost of a pull at this speed is its number of bytes.
+/// The assumed network speed in bytes per second. The cost of a pull at this speed is its number of bytes.
 const LINK_BYTES: f64 = 20e6;
-/// The bounds of the cost factor of a slow or fast registry.
+/// The minimum and the maximum factor by which the speed of a registry changes the cost of a pull.
 const SLOWNESS: (f64, f64) = (0.5, 4.0);
 /// A smaller pull measures the latency of a registry and not its speed.
 const PULL_MIN: u64 = 1 << 20;
 
-/// Expected cost per day of removing each image, in bytes at usual link speed; at least 1 (for an unused prefetch).
+/// The expected cost per day of removing each image, in bytes at the assumed network speed. An unused prefetch costs 1.
 pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     let candidates = || places.iter().map(|place| input.id(*place)).collect();
     let fetched = input.layers.map(|graph| shared_out(graph, candidates())).unwrap_or_default();
@@ -55,13 +55,14 @@ pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     places.iter().map(cost).collect()
 }
 
-/// The cost factor of a byte of this image relative to usual link speed.
+/// The factor for the cost of an image, from its measured pull. At the assumed network speed, the factor is 1.
 fn slowness(pulled: Option<PullCost>) -> f64 {
     let Some(cost) = pulled.filter(|cost| cost.bytes.0 >= PULL_MIN) else { return 1.0 };
     (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)
 }
 
-/// Bytes to fetch again per image. A layer that stays costs 0. The images of a shared layer share its cost equally.
+/// The bytes to fetch again for each candidate. A layer that stays counts 0. The images of a layer share its bytes
+/// equally.
 fn shared_out<'a>(graph: &LayerGraph, candidates: BTreeSet<&'a ImageId>) -> BTreeMap<&'a ImageId, f64> {
     let mut users = vec![0_u32; graph.layers.len()];
     let mut stays: Vec<bool> = graph.layers.iter().map(|layer| layer.held).collect();

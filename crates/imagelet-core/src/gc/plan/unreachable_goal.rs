@@ -1,4 +1,4 @@
-//! Unreachable goals: the users of the disk space, the report text, and the report rate.
+//! The report of an unreachable goal: what uses the disk, the text, and when the report is repeated.
 
 use std::{collections::BTreeMap, sync::Mutex};
 
@@ -11,12 +11,12 @@ use crate::{
     ports::{Certainty, Freed},
 };
 
-/// Users of the disk space after all planned removals. The parts add up to the used bytes.
+/// What uses the disk after all planned removals. The sizes from `in_use` to `others` add up to the used bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shortfall {
     pub in_use: ByteSize,
     pub pinned: ByteSize,
-    /// Images that stay for another reason.
+    /// Images that stay for a reason other than use or pins.
     pub kept: ByteSize,
     /// Layers that candidates share with images that stay or with running pulls.
     pub shared: ByteSize,
@@ -25,7 +25,7 @@ pub struct Shortfall {
     pub missing: Freed,
 }
 
-/// Divides the used space by user after the removals. `candidates` and `removed` are indices; `removed` free `freed`.
+/// Calculates what uses the disk after the removals. The images with the indices in `removed` free the amount `freed`.
 pub(crate) fn shortfall(
     input: &PlanInput<'_>,
     candidates: impl Iterator<Item = usize>,
@@ -52,7 +52,7 @@ pub(crate) fn shortfall(
         }
     }
     if let Some(graph) = input.layers {
-        // The strongest and the weakest reason to keep each layer. An unknown image is treated as kept.
+        // The weakest and the strongest reason to keep each layer. An image outside the snapshot counts as `Kept`.
         let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
         for (image, parts) in &graph.images {
             let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
@@ -100,13 +100,13 @@ impl Shortfall {
     }
 }
 
-/// The last reported shortfall. A shortfall is reported again after it ended, after a part changed by more than 5 % of
-/// the disk, or after a restart.
+/// The last reported shortfall. A new report follows only if the shortfall had ended, if a part changed by more than 5%
+/// of the disk, or after a restart.
 #[derive(Debug, Default)]
 pub(crate) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
 impl ReportedShortfall {
-    /// Whether the shortfall differs from the last reported shortfall. Stores a different shortfall.
+    /// Whether the shortfall differs from the last reported shortfall. If so, stores it as reported.
     pub(crate) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = locked(&self.0);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {
@@ -121,7 +121,7 @@ impl ReportedShortfall {
     }
 }
 
-/// Normal starts and stops of pods cause smaller changes.
+/// A smaller change is not reported, because normal starts and stops of pods cause such changes.
 const CHANGE_MIN_PERCENT: u64 = 5;
 
 fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
@@ -134,7 +134,7 @@ fn is_alike(one: &Shortfall, other: &Shortfall, disk: &DiskUse) -> bool {
     bytes && is_small(inodes, disk.inodes.unwrap_or_default())
 }
 
-/// The event text. It begins like the kubelet's, because alerts match that text.
+/// The event text. It begins like the kubelet's event text, because alerts match that beginning.
 pub(crate) fn message(
     used_percent: u8,
     capacity: ByteSize,

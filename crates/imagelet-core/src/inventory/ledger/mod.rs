@@ -1,6 +1,6 @@
 //! The ledger: the usage history on disk, in one file that each write replaces. The first line is the digest of the
 //! second line, a JSON object. A file that does not match its digest is renamed. Another process, such as a command
-//! beside a daemon, may also write the file. Its data is merged before the next write.
+//! beside a daemon, may also write the file. This process merges the other data before its next write.
 
 use std::{
     collections::BTreeMap,
@@ -24,12 +24,12 @@ use crate::{
 };
 
 pub(crate) const LEDGER: &str = "ledger";
-/// The written version. A file with a later version is renamed. New fields do not need a new version.
+/// The version of the file. A file with a later version is renamed. New fields do not need a new version.
 const VERSION: u32 = 1;
 
 pub(crate) type Images = BTreeMap<ImageKey, ImageUsage>;
 
-/// The content of the file. Writers use `&Images`.
+/// The content of the ledger file. `I` is `Images` after a read, and `&Images` for a write.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Ledger<I = Images> {
     version: u32,
@@ -57,7 +57,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// The images as in the writer's last pass. Unconfirmed observations are dropped: the reader starts a new wait.
+    /// The images as in the last pass before the write. An image whose release is not confirmed counts as in use again.
     pub(crate) fn into_images(self) -> Images {
         let Self { window, mut images, .. } = self;
         for usage in images.values_mut() {
@@ -86,14 +86,14 @@ impl Ledger<&Images> {
     }
 }
 
-/// The file, and its state when this process last read or wrote it.
+/// The ledger file, and its state when this process last read or wrote the file.
 #[derive(Debug)]
 pub(crate) struct LedgerFile {
     directory: StateDir,
     seen: Option<FileState>,
 }
 
-/// Inode, length, and time of the last change with nanoseconds.
+/// The inode, the length, and the time of the last change in seconds and nanoseconds.
 type FileState = (u64, u64, i64, i64);
 
 impl LedgerFile {
@@ -129,32 +129,32 @@ impl LedgerFile {
 }
 
 impl Inventory {
-    /// An image that comes back is new in all reports, as in the kubelet (`docs/spec/gc.md §5`). Must be called first.
+    /// On: an image that is listed again counts as new, as in the kubelet (`docs/spec/gc.md §5`). Must be called first.
     #[must_use]
     pub fn forgetful(self, is_forgetful: bool) -> Self {
         self.lock().memory.is_forgetful = is_forgetful;
         self
     }
 
-    /// Whether the ledger was empty: the first start on this node, or a lost ledger.
+    /// Whether there is no history: this is the first start on the node, or the ledger was lost.
     pub fn remembers_nothing(&self) -> bool {
         self.lock().memory.images.is_empty()
     }
 
-    /// Records that another manager pulled an image, and when. The next pass applies the record if the origin of the
-    /// image is unknown. Only an image that is new in that pass gets the age.
+    /// Records that another image manager pulled an image, with the time if known. The next pass adopts the image if
+    /// its origin is unknown. The time becomes the first sight only of an image that is new in that pass.
     pub fn adopt(&self, id: &ImageId, since: Option<SystemTime>) {
         self.lock().memory.adopt(id, since);
     }
 
-    /// Writes the ledger: earlier changes are on disk on return. Does nothing without a state directory or changes.
+    /// Writes the ledger. Earlier changes are on disk on return. Does nothing without changes or a state directory.
     pub fn flush(&self) -> Result<(), InventoryError> {
         let (Some(ledger), Some(directory)) = (&self.ledger, &self.directory) else { return Ok(()) };
         flush(ledger, &self.state).map_err(|source| InventoryError::File { path: directory.path.clone(), source })
     }
 
-    /// Writes the ledger if the last write is old, or if an image got its first container: after a crash, a restarting
-    /// runtime may not list that container. Also called by a timer, because images are used between passes.
+    /// Writes the ledger if the last write is old, or if an image got its first container, which a restarting runtime
+    /// may not list after a crash. A timer also calls this function, because images are used between passes.
     pub async fn flush_if_due(&self) {
         let Some(ledger) = self.ledger.clone() else { return };
         {
@@ -171,7 +171,7 @@ impl Inventory {
     }
 }
 
-/// Locks the file first, so that states are written in the order in which they are read.
+/// Locks the file before the state, so that an older state never replaces a newer state on disk.
 fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Result<()> {
     let mut file = locked(ledger);
     if !locked(state).dirty {
@@ -197,7 +197,7 @@ fn flush(ledger: &Mutex<LedgerFile>, state: &Mutex<InventoryState>) -> io::Resul
 }
 
 impl InventoryState {
-    /// Whether the ledger must be written now. `age` is the time since the last write.
+    /// Whether the ledger must be written now. `age` is the time since the last write. `None`: no write yet.
     pub(crate) fn is_flush_due(&self, age: Option<Duration>) -> bool {
         self.dirty && (self.memory.has_new_users || age.is_none_or(|age| age >= FLUSH_EVERY))
     }

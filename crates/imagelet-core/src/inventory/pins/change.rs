@@ -1,4 +1,4 @@
-//! Pins and unpins, merged with the pins of other processes.
+//! Adds and removes pins, and merges them with the pins of other processes.
 
 use std::{io, sync::Arc};
 
@@ -26,17 +26,17 @@ impl Inventory {
         }
     }
 
-    /// The values of `ImageEntry::pinned_by` for an image.
+    /// What pins an image, as in `ImageEntry::pinned_by`.
     pub fn pins_of(&self, image: &Image) -> Vec<String> {
         self.lock().pinned_by(image)
     }
 
-    /// Marks an image as pinned if it is pinned or a pod waits for it, so that other image managers keep it, too.
+    /// Sets `pinned` if a pin matches the image or a pod waits for the image, so that other image managers keep it.
     pub fn mark_pinned(&self, image: &mut Image) {
         image.pinned |= self.lock().is_pinned(image);
     }
 
-    /// Marks all pinned images of a list. A list without pinned images is returned unchanged.
+    /// Sets `pinned` of all images that a pin matches or a pod waits for, so that other image managers keep them.
     pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
         let state = self.lock();
         let has_own = !state.pins.is_empty() || !state.configured_pins.is_empty() || !state.set_pins.is_empty();
@@ -51,13 +51,13 @@ impl Inventory {
         images.into()
     }
 
-    /// Pins a reference, a glob with `*`, or 12+ digits of an id or digest, durably. Returns false if the pin exists.
+    /// Durably pins a reference, a glob with `*`, or 12+ digits of an id or digest. Returns false if the pin exists.
     pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
         let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
         pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
     }
 
-    /// As [`Inventory::pin`], with one write for several patterns. A rejected pattern does not affect the others.
+    /// Pins several patterns with one write, as [`Inventory::pin`]. If one is rejected, the others are still pinned.
     pub fn pin_all(&self, patterns: &[impl AsRef<str>]) -> Result<Vec<Result<bool, PinError>>, InventoryError> {
         let mut pinned = Vec::new();
         self.change_pins(|pins| {
@@ -67,7 +67,7 @@ impl Inventory {
         Ok(pinned)
     }
 
-    /// Removes a pattern, spelled as pinned. Returns false if the pin is absent. Durable on return.
+    /// Removes a pin. `pattern` must be spelled as in the pin. Returns false if the pin is absent. Durable on return.
     pub fn unpin(&self, pattern: &str) -> Result<bool, InventoryError> {
         self.change_pins(|pins| {
             let before = pins.len();
@@ -98,7 +98,7 @@ impl Inventory {
         Ok(changed)
     }
 
-    /// Reloads the pins of other processes. If the file is unreadable, the pins do not change.
+    /// Reads the pins that other processes have changed. If the file is unreadable, the known pins stay.
     pub(crate) async fn reload_pins(&self) {
         let Some(directory) = self.directory.clone() else { return };
         let path = directory.path.clone();
@@ -131,7 +131,7 @@ fn add(pins: &mut Vec<PinPattern>, pattern: &str) -> Result<bool, PinError> {
     Ok(true)
 }
 
-/// An invalid pattern from a manual edit of the file is logged and skipped.
+/// Parses patterns. An invalid pattern, for example from a manual edit of the file, is logged and skipped.
 pub(crate) fn parse_patterns(texts: Vec<String>) -> Vec<PinPattern> {
     let parse = |text: String| match text.parse() {
         Ok(pattern) => Some(pattern),

@@ -10,11 +10,11 @@ use crate::inventory::reference_match::{bare_id, tail};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PatternIndex<T> {
     patterns: Vec<(PinPattern, T)>,
-    /// Normalised name → its patterns.
+    /// Normalised name → indices of the patterns with this name.
     by_name: HashMap<String, Vec<usize>>,
-    /// The digits of a digest → its patterns.
+    /// The digits of a digest → indices of the patterns with this digest.
     by_digest: HashMap<String, Vec<usize>>,
-    /// The parts after the last slash of the names in `by_name`, with and without `:latest`.
+    /// For each name in `by_name`: the part after the last slash, with and without `:latest`.
     tails: HashSet<String>,
     one_by_one: Vec<usize>,
 }
@@ -32,7 +32,7 @@ impl<T> PatternIndex<T> {
         for (index, (pattern, _)) in patterns.iter().enumerate() {
             match &pattern.form {
                 Form::Name(name) => {
-                    // Normalising changes the part after the last slash only by adding a tag.
+                    // Normalisation changes the part after the last slash of a name only by adding `:latest`.
                     let tail = tail(name);
                     tails.extend([Some(tail), tail.strip_suffix(":latest")].into_iter().flatten().map(str::to_owned));
                     by_name.entry(name.clone()).or_default().push(index);
@@ -48,7 +48,7 @@ impl<T> PatternIndex<T> {
         self.patterns.is_empty()
     }
 
-    /// The values of the patterns that match an image, in the order of `of`.
+    /// The values of the patterns that match an image, in the order in which `of` got the patterns.
     pub(crate) fn find(&self, image: &Image) -> Vec<&T> {
         if self.is_empty() {
             return Vec::new();
@@ -64,7 +64,7 @@ impl<T> PatternIndex<T> {
         found.into_iter().map(|index| &self.patterns[index].1).collect()
     }
 
-    /// The patterns that match a listed name. Stores list full names, so few names need parsing.
+    /// The patterns that match a listed name. Most listed names are already normalised, so few are parsed.
     fn called(&self, name: &str) -> Option<&Vec<usize>> {
         self.by_name.get(name).or_else(|| {
             let parsed = self.tails.contains(tail(name)).then(|| name.parse::<Reference>())?;

@@ -9,7 +9,7 @@ use std::str::FromStr;
 use crate::image::{GLOB_LENGTH_MAX, Glob, Image, Reference};
 use crate::inventory::reference_match::{bare_id, is_id_prefix};
 
-/// Limit of patterns. Each refresh matches every pattern.
+/// The maximum number of patterns. Each pass compares all patterns with the images.
 pub(crate) const PATTERNS_MAX: usize = 10_000;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -36,7 +36,7 @@ enum Form {
     Glob(Glob),
     /// A prefix of an id or digest. If the text is also a valid name, the second field is that name.
     Digits(String, Option<String>),
-    /// A full digest given with a repository. It matches the content under any current name.
+    /// The digest of a reference `REPOSITORY@DIGEST`. It matches an image with this digest under any name.
     Content(String),
     Name(String),
 }
@@ -102,12 +102,12 @@ fn digest_of(name: &str) -> Option<&str> {
     name.split_once('@').map(|(_, digest)| bare_id(digest))
 }
 
-/// Whether a listed name equals this normalised name. Stores list full names, so few names need parsing.
+/// Whether a listed name equals `wanted`, which is normalised. Most listed names are, too, so few are parsed.
 fn is_called(name: &str, wanted: &str) -> bool {
     if name == wanted {
         return true;
     }
-    // Normalising changes the part after the last slash only by adding a tag.
+    // Normalisation changes the part after the last slash of a name only by adding `:latest`.
     let tail = wanted.rsplit('/').next().unwrap_or(wanted);
     let may_be = name.ends_with(tail) || tail.strip_suffix(":latest").is_some_and(|tail| name.ends_with(tail));
     may_be && name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == wanted)

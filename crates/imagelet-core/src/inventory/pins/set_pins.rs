@@ -1,4 +1,4 @@
-//! Pins of `ImageSet` objects, replaced as a whole list. A restart without the API server restores them from disk.
+//! The pins of `ImageSet` objects, always replaced as a whole. A restart reads the last pins from disk.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use crate::{
     },
 };
 
-/// A list of references with their owners. If the file is lost, sets pin no image until the agent knows the sets.
+/// A list of references with their owners. If the file is lost, sets pin no image until the agent has read the sets.
 const FILE: &str = "set-pins.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +26,7 @@ impl Inventory {
         self.lock().set_pins.clone()
     }
 
-    /// Replaces the pins of sets with (reference, owner) pairs. Durable on return. After an error the former pins stay.
+    /// Replaces all pins of sets. Each is (reference, owner). Durable on return. After an error, the old pins stay.
     pub fn pin_for_sets(&self, pins: Vec<(String, String)>) -> Result<(), InventoryError> {
         if pins.len() > PATTERNS_MAX {
             let pattern = pins[PATTERNS_MAX].0.clone();
@@ -64,7 +64,7 @@ fn write(directory: &StateDir, pins: &[OwnedPin]) -> io::Result<()> {
 
 fn parse(pins: Vec<(String, String)>) -> Vec<OwnedPin> {
     let parse = |(reference, owner): (String, String)| {
-        // A name with `*` would be parsed as a glob.
+        // A name with `*` is no reference and would be parsed as a glob.
         let pattern = Some(reference.as_str()).filter(|name| !name.contains('*')).and_then(|name| name.parse().ok());
         if pattern.is_none() {
             tracing::warn!(reference, owner, "skipping a pin of a set that is no reference");

@@ -1,4 +1,4 @@
-//! The usage record of one image with its use statistics, and the rules that update it for uses and passes.
+//! The usage record of one image, and the rules by which uses and passes update the record.
 
 use std::time::{Duration, SystemTime};
 
@@ -10,10 +10,10 @@ use crate::{
     text::named_enum,
 };
 
-/// A shorter pause belongs to the previous use: no collection removes an image that fast.
+/// A use after a shorter pause continues the previous use: no collection removes an image in so short a time.
 const GAP_MIN: Duration = Duration::from_mins(2);
 
-/// The maximum wait for a listing of the image or the container after an `ensure`. The commit of a pull is shorter.
+/// How long a reported use waits until its image or container is listed. The commit of a pull takes less time.
 pub(super) const PENDING_AGE_MAX: Duration = Duration::from_mins(15);
 
 #[derive(Clone, Debug, Default)]
@@ -21,27 +21,27 @@ pub struct UseReport {
     /// `NAMESPACE/POD` of the requesting pod, if known.
     pub user: Option<String>,
     pub pulled: Option<PullCost>,
-    /// The request is a prefetch, which is not a use.
+    /// Whether the request is a prefetch, which does not count as a use.
     pub is_prefetch: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PassTimes {
-    /// Time of the request; becomes the first sight of new images.
+    /// The time before the listings. It becomes the first sight of new images.
     pub(crate) detected_at: SystemTime,
-    /// Time after the listings; becomes the last use of images in use.
+    /// The time after the listings. It becomes the last use of images in use.
     pub(crate) now: SystemTime,
-    /// The same time by the wall clock, for waits.
+    /// The time after the listings by the wall clock. Waits use this time.
     pub(crate) wall: SystemTime,
     pub(crate) settling: Duration,
-    /// Containers may be missing from the list.
+    /// Whether containers may be missing from the list.
     pub(crate) is_doubtful: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseTimes {
-    /// Time of the first pass that listed the image. A present image has this time.
+    /// Time of the first pass that listed the image. It is set for every present image.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub first_seen: Option<SystemTime>,
     /// Time of the last use or request.
@@ -49,8 +49,8 @@ pub struct UseTimes {
     pub last_used: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) begun: Option<SystemTime>,
-    /// Time of the first pass that found a used image unused. `None`: long ago. A restarting runtime may return a short
-    /// list, so a second pass must confirm the release.
+    /// Time of the first pass without a user of the image. `None`: no such pass waits for confirmation. A restarting
+    /// runtime may return a short list, so a second pass must confirm the release.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub released_at: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
@@ -69,7 +69,7 @@ pub struct ImageUsage {
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub(crate) in_use: bool,
     pub origin: ImageOrigin,
-    /// The image was prefetched for a set and not used since. A collection removes it first.
+    /// Whether the image was prefetched for a set and is unused since then. A collection removes such an image first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub prefetched: bool,
     /// The last user as `NAMESPACE/POD`, if it was a pod.
@@ -78,13 +78,13 @@ pub struct ImageUsage {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub pulled: Option<PullCost>,
     pub history: UseHistory,
-    /// `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY` or `container ID`.
+    /// The users: `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY`, `container ID`.
     #[serde(skip)]
     pub used_by: Vec<String>,
-    /// A container of the runtime used the image in the last pass, not only mounts.
+    /// Whether a container or sandbox of the runtime used the image in the last pass. Mounts do not count.
     #[serde(skip)]
     pub(crate) has_containers: bool,
-    /// Announced uses whose container is not listed yet.
+    /// The number of reported uses whose container is not listed yet.
     #[serde(skip)]
     pub(crate) credits: u8,
 }
@@ -96,7 +96,7 @@ impl ImageUsage {
 
     pub(super) fn take(&mut self, reported: UseReport, uses: u64, at: SystemTime) {
         if let Some(cost) = reported.pulled {
-            // A pull without new layers does not measure the cost.
+            // A pull that fetched no bytes does not measure the cost.
             if cost.bytes > ByteSize::ZERO || self.pulled.is_none() {
                 self.pulled = Some(cost);
             }
@@ -124,7 +124,7 @@ impl ImageUsage {
         self.times.begun = self.times.begun.max(Some(at));
     }
 
-    /// Updates the release time. `in_use`: the pass found users of the image. Returns whether the release time changed.
+    /// Updates the release time. `in_use`: whether the pass found users. Returns whether the time changed.
     pub(super) fn update_release(&mut self, in_use: bool, pass: &PassTimes) -> bool {
         let before = self.times.released_at;
         let is_settled = |at: &SystemTime| pass.wall.duration_since(*at).unwrap_or_default() >= pass.settling;
@@ -135,7 +135,7 @@ impl ImageUsage {
         self.times.released_at != before
     }
 
-    /// Marks an unlisted image as absent. Returns whether it was present.
+    /// Marks an unlisted image as absent. Returns whether the image was present before.
     pub(super) fn leave(&mut self, now: SystemTime) -> bool {
         let left = self.times.gone.is_none();
         if left {
@@ -153,13 +153,14 @@ impl ImageUsage {
         is_news
     }
 
-    /// Moves the first sight back. The image is treated as requested now, because an unreported pull is possible.
+    /// Moves the first sight back. The image counts as requested now, because a pull may have fetched it unreported.
     pub(super) fn date_back(&mut self, since: SystemTime, now: SystemTime) {
         self.times.first_seen = self.times.first_seen.map(|seen| seen.min(since));
         self.times.requested_at = Some(now);
     }
 
-    /// Applies the users of a pass. Returns true for a change. `by_creation`: containers may predate the observation.
+    /// Applies the users of a pass. Returns whether the record changed. `by_creation`: a use gets the creation time of
+    /// its container.
     pub(super) fn see(&mut self, uses: Option<&ImageUses>, by_creation: bool, now: SystemTime) -> bool {
         let in_use = uses.is_some();
         self.has_containers = uses.is_some_and(|uses| uses.has_containers);
@@ -206,9 +207,9 @@ impl ImageUsage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullCost {
-    /// Compressed bytes over the network.
+    /// The compressed bytes that the pull fetched.
     pub bytes: ByteSize,
-    /// From the first request to the commit of the image.
+    /// The time from the first request to the commit of the image.
     pub duration: Duration,
     pub at: SystemTime,
 }
@@ -230,17 +231,17 @@ named_enum! {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseHistory {
-    /// Each `ensure` by a pod, pull, new container or mount is a use. An `ensure` and its container are one use.
+    /// The number of uses: `ensure` by a pod, pull, new container, mount. An `ensure` and its container are one use.
     pub uses: u64,
     pub returns: u32,
-    /// Mean seconds between uses with a pause. Later intervals have more weight. Zero: never used again.
+    /// Mean seconds between uses with a pause. Later intervals have more weight. Zero: the image was used only once.
     pub interval: u64,
-    /// A newer image of the repository was used, and this image was not used since the newer image appeared.
+    /// Whether a newer image of the repository was used, and this image is unused since the newer image appeared.
     pub superseded: bool,
 }
 
 impl UseHistory {
-    /// Records a use. `after` is the time since the start of the previous use.
+    /// Records a use after a pause. `after` is the time since the start of the previous use.
     pub(crate) fn returned(&mut self, after: Duration) {
         /// Weight of the latest interval in percent.
         const LATEST: u64 = 30;

@@ -19,16 +19,16 @@ use crate::inventory::{
 /// Limit of remembered absent images. The oldest record is removed first.
 pub(crate) const REMOVED_IMAGES_MAX: usize = 4096;
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
-/// Limit of reported images that no pass has listed.
+/// Limit of images with a reported use or pull that no pass has listed yet.
 const PENDING_MAX: usize = 1024;
-/// Limit of remembered images while the runtime lists no image.
+/// Limit of remembered absent images while the runtime lists no image at all.
 const UNLISTED_MAX: usize = 100_000;
 const ADOPTED_MAX: usize = 50_000;
 /// A runtime that lists no image for longer has probably lost its images.
 const UNLISTED_FOR_MAX: Duration = Duration::from_hours(1);
-/// If a single image comes back, it may have been pulled again.
+/// The minimum number of images that return together after an empty list. A single image may have been pulled again.
 const RETURNED_MIN: usize = 2;
-/// The percentage of images that must come back at once. A wiped store that is refilled has fewer at first.
+/// The percentage of images that return together after an empty list. A wiped store that is filled again has fewer.
 const RETURNED_PERCENT: usize = 90;
 
 #[derive(Debug)]
@@ -43,16 +43,16 @@ pub(crate) struct UsageHistory {
     pub(crate) images: BTreeMap<ImageKey, ImageUsage>,
     /// Reports on images that no pass has listed yet.
     pub(crate) pending: BTreeMap<ImageKey, Pending>,
-    /// Images recorded by another manager of the node, and their first time if known.
+    /// Images that another manager of the node has recorded, with the recorded time if known.
     adopted: HashMap<ImageId, Option<SystemTime>>,
     /// The time when an empty list made all images absent. `None` after the next non-empty list.
     unlisted: Option<SystemTime>,
-    /// The current pass found that images absent since this time were present all the time.
+    /// The current pass treats images that are absent since this time as always present: one list was empty by mistake.
     returning: Option<SystemTime>,
     pub(crate) is_forgetful: bool,
-    /// No pass has run since the start, so some present containers are older than this process.
+    /// Whether no pass has run since the history was restored. Containers may then be older than this process.
     is_resumed: bool,
-    /// Since the last ledger write, an image without containers got a container or sandbox of the runtime.
+    /// Whether an image without containers got a container or sandbox since the last write of the ledger.
     pub(crate) has_new_users: bool,
 }
 
@@ -60,13 +60,13 @@ impl UsageHistory {
     pub(crate) fn restore(&mut self, ledger: Ledger) {
         self.is_resumed = true;
         self.images = ledger.into_images();
-        // The last list may have been empty.
+        // If no restored image is present, the last list was empty.
         if self.present().next().is_none() {
             self.unlisted = self.images.values().filter_map(|usage| usage.times.gone).max();
         }
     }
 
-    /// Merges another process's data: earliest first sight, latest use, larger history. The next pass sets the users.
+    /// Merges the data of another process. Keeps the earliest first sight, the latest use and the larger history.
     pub(crate) fn merge(&mut self, others: Ledger) {
         for (key, other) in others.into_images() {
             let Some(ours) = self.images.get_mut(&key) else {
@@ -88,7 +88,7 @@ impl UsageHistory {
         }
     }
 
-    /// Records that a caller got the image. The key of a request may have the id without the handler.
+    /// Records that a caller got the image. A key without a handler means all handlers of the image.
     pub(crate) fn used(&mut self, key: &ImageKey, mut reported: UseReport, uses: u64, at: SystemTime) {
         reported.user.take_if(|user| reported.is_prefetch || user.len() > USER_LENGTH_MAX);
         let mut is_listed = false;
@@ -128,14 +128,14 @@ impl UsageHistory {
         self.images.iter().filter(|(_, usage)| usage.times.gone.is_none())
     }
 
-    /// Applies a pass over images in order of keys, without duplicates. Returns whether the ledger on disk is stale.
+    /// Applies a pass. `images` are sorted by key, without duplicates. Returns whether the ledger must be written.
     pub(crate) fn apply(&mut self, images: &[Arc<Image>], users: &Users, pass: &PassTimes) -> bool {
         self.begin_pass(images, pass.now);
         let mut changed = self.is_resumed && !self.images.is_empty();
         let (mut arrived, mut absent) = (Vec::new(), Vec::new());
         let mut listed = images.iter().peekable();
         let mut used = users.iter().peekable();
-        // All three are sorted by key, so one walk joins them.
+        // `images`, `users` and the history are sorted by key, so one walk joins them.
         for (key, usage) in &mut self.images {
             let is_listed = loop {
                 match listed.peek().map(|image| image.cmp_key(key)) {
@@ -183,7 +183,7 @@ impl UsageHistory {
         let before = usage.times.first_seen.replace(pass.detected_at);
         if let Some(gone) = gone {
             if self.returning != Some(gone) {
-                // Another manager pulled the image again, unless a recorded pull is later.
+                // Without a recorded pull after the absence, another manager pulled the image again.
                 if usage.pulled.is_none_or(|pulled| pulled.at <= gone) {
                     usage.origin = ImageOrigin::Found;
                 }
@@ -230,7 +230,7 @@ impl UsageHistory {
         }
     }
 
-    /// Removes old and excess absent images. Returns whether an image was removed.
+    /// Removes the records of absent images that are too old or too many. Returns whether a record was removed.
     fn forget_removed(&mut self, mut absent: Vec<(SystemTime, ImageKey)>, now: SystemTime) -> bool {
         absent.sort_unstable();
         let absent_max = if self.unlisted.is_some() { UNLISTED_MAX } else { REMOVED_IMAGES_MAX };
@@ -286,7 +286,7 @@ fn by_id(key: &ImageKey) -> ImageKey {
     ImageKey::new(key.id().clone(), String::new())
 }
 
-/// Repositories of the image's names. May contain duplicates.
+/// The repositories of all names of an image, perhaps with duplicates.
 fn repositories(image: &Image) -> impl Iterator<Item = &str> {
     let tagged = image.tags.iter().map(|name| match name.rsplit_once(':') {
         Some((repository, tag)) if !tag.contains('/') => repository,

@@ -17,15 +17,15 @@ use crate::{
     text::{quoted, whole_milliseconds},
 };
 
-/// A requested pull. A drop before the end reports a cancelled pull. If the pull had begun, the intent stays until the
-/// records check the image.
+/// Records and reports the end of a requested pull. A drop before the end reports a cancelled pull. If the pull had
+/// begun, its intent stays until the records check the image.
 pub(super) struct Completion {
-    /// `None` after the end.
+    /// The intent of the pull. `None`: the pull has ended.
     pub(super) intent: Option<Intent>,
     pub(super) credentials: PullCredentials,
     pub(super) reporter: Reporter,
     pub(super) bond: PodBond,
-    /// The decision log entry of a cancelled pull.
+    /// The decision log entry that is written if the pull is cancelled.
     pub(super) act: Act,
     pub(super) progress: watch::Receiver<PullProgress>,
     pub(super) image: String,
@@ -33,8 +33,7 @@ pub(super) struct Completion {
 }
 
 impl Completion {
-    /// Writes the record before the client receives the result. If the write fails, the intent stays and rejects every
-    /// pod.
+    /// Writes the record before the client gets the result. On failure, the intent stays and denies the image to pods.
     pub(super) async fn fulfil(mut self, pulled: &Pulled) {
         let Some(intent) = self.intent.take() else { return };
         let access = access_of(&self.credentials.opened_by(pulled.attempt, &pulled.senders));
@@ -46,7 +45,7 @@ impl Completion {
         }
     }
 
-    /// Returns when the pull must not continue without its client.
+    /// Returns when the pod of the request has ended and no other pod waits for the image.
     pub(super) fn unwanted(&self) -> BoxFuture<'static, ()> {
         self.bond.clone().unwanted().boxed()
     }
@@ -90,7 +89,7 @@ pub(super) fn fetched(pulled: &Pulled, progress: &PullProgress) -> ByteSize {
 impl Drop for Completion {
     fn drop(&mut self) {
         let Some(intent) = self.intent.take() else { return };
-        // Without an async runtime the process ends, and the intent stays.
+        // Without an async runtime the process is about to end. Then the intent stays for the next start.
         if self.progress.borrow().times.began.is_none()
             && let Ok(handle) = Handle::try_current()
         {

@@ -1,5 +1,5 @@
 //! The credentials of one request: its own or its pull secrets', then the node's, then the providers'; and the access
-//! recorded from them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each further host of the image has separate credentials.
+//! recorded from them (`docs/spec/pull.md §2.3.2`, `§2.3.3`). Each other host of the image has separate credentials.
 
 use std::sync::OnceLock;
 
@@ -11,7 +11,7 @@ use crate::{
     records::{AccessProof, ImageAccess, RecordedSecret},
 };
 
-/// Each list is looked up at most once, and only if needed.
+/// `own`: the credentials from the request. `all`: these and those of the node. Each is looked up at most once.
 #[derive(Debug, Default)]
 pub(super) struct RequestCredentials {
     own: OnceLock<Result<FoundCredentials, KeyringError>>,
@@ -21,7 +21,7 @@ pub(super) struct RequestCredentials {
 #[derive(Clone, Debug, Default)]
 pub(super) struct FoundCredentials {
     pub(super) credentials: PullCredentials,
-    /// Failed sources: unreadable secrets, failed providers.
+    /// The errors of unreadable secrets and failed providers.
     pub(super) missing: Vec<String>,
 }
 
@@ -35,7 +35,7 @@ impl Ensuring<'_> {
         found.as_ref().map_err(|error| self.error(Cause::Credentials(error.clone())))
     }
 
-    /// The proof from the client's own credentials. Needs no wait.
+    /// The access proof from the request's own credentials. Calls no helper and no provider.
     pub(super) fn own_proof(&self) -> Result<AccessProof, EnsureError> {
         let own = self.own_credentials().as_ref();
         let own = own.map_err(|error| self.error(Cause::Credentials(error.clone())))?;
@@ -56,7 +56,7 @@ impl Ensuring<'_> {
             self.add_of_node(&names, of_files, &mut found.credentials.registry, &mut found.missing).await;
             self.drop_unusable(&mut found.credentials.registry);
         }
-        // A client's own credential is for the registry only. Other hosts get pull secrets and the node's credentials.
+        // A credential in the request is only for the registry. Other hosts get pull secrets and node credentials.
         let asks_node = !matches!(self.request.caller, Caller::Prefetch { own_credentials: false });
         let (secrets, _) = self.keyring_of_secrets();
         for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(reference).await {
@@ -73,7 +73,7 @@ impl Ensuring<'_> {
         Ok(found)
     }
 
-    /// Adds the node's credentials for a repository: from its helper, then `of_files`, then the providers.
+    /// Adds the node's credentials for a repository: from the credential helper, then `of_files`, then the providers.
     async fn add_of_node(
         &self,
         names: &[String],
@@ -104,7 +104,7 @@ impl Ensuring<'_> {
         hosts.iter().any(|host| !at_host(&secrets, &host.repositories).is_empty())
     }
 
-    /// The readable pull secrets, and the errors of the others.
+    /// A keyring of the readable pull secrets, and the errors of the unreadable secrets.
     fn keyring_of_secrets(&self) -> (Keyring, Vec<KeyringError>) {
         Keyring::from_secrets(&self.request.secrets, self.manager.policy().access.docker_keyring)
     }
@@ -144,7 +144,7 @@ impl Ensuring<'_> {
     }
 }
 
-/// The credentials of a keyring for a repository at a host that is not its registry, without duplicates.
+/// The credentials for an image at a host besides its registry, without duplicates. `names`: the repository there.
 fn at_host(keyring: &Keyring, names: &[String]) -> Vec<TrackedCredential> {
     let mut found: Vec<TrackedCredential> = Vec::new();
     for tracked in names.iter().flat_map(|name| keyring.lookup_at(name)) {
@@ -167,8 +167,7 @@ pub(super) fn proof_of<'a>(credentials: impl Iterator<Item = &'a TrackedCredenti
     proof
 }
 
-/// The access to record for used credentials. After an anonymous pull, or with a node's credential, every pod may use
-/// the image.
+/// The access that a pull proves. If it was anonymous or used a node credential, every pod may use the image.
 pub(super) fn access_of(used: &[&TrackedCredential]) -> ImageAccess {
     let mut access = ImageAccess::default();
     for TrackedCredential { source, hash, .. } in used {

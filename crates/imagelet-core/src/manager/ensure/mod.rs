@@ -45,7 +45,7 @@ use crate::{
 pub(super) struct Ensuring<'a> {
     manager: &'a ImageManager,
     request: &'a EnsureRequest,
-    /// The parsed name. An invalid name is rejected only after the lookup of the image.
+    /// The parsed name of the image. `run` reports an invalid name.
     reference: Result<Reference, ReferenceError>,
     reporter: Reporter,
     tally: Tally<'a>,
@@ -53,7 +53,7 @@ pub(super) struct Ensuring<'a> {
 }
 
 impl<'a> Ensuring<'a> {
-    /// `metrics`: `None` for a request that is only estimated and not counted.
+    /// `metrics` is `None` for an estimate, which is not counted as a request.
     pub(super) fn new(manager: &'a ImageManager, request: &'a EnsureRequest, metrics: Option<&'a Metrics>) -> Self {
         Self {
             manager,
@@ -79,7 +79,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Estimates the pull with the first credential.
+    /// Estimates the pull with the first credential only. `None`: there is no estimate.
     pub(super) async fn estimate(&self) -> Option<PullEstimate> {
         let (spec, reference) = (self.spec().ok()?, self.reference.clone().ok()?);
         let credentials = self.credentials().await.ok()?.credentials.clone();
@@ -124,8 +124,8 @@ impl<'a> Ensuring<'a> {
         let records = &self.manager.parts.records;
         let evidence = records.latest_evidence(self.request.image(), found).await;
         let now = SystemTime::now();
-        // First compares the records with the pod's secrets, which needs no wait. Only a negative result needs the
-        // credentials of the node, of the providers (one may be for the pod's service account) and for mirrors.
+        // The pod's secrets are compared first, because that needs no wait. If they prove no access, the other
+        // credentials are compared: one may be for the pod's service account or for a mirror.
         let mut judged = records.judge(self.request.image(), &evidence, now, || self.own_proof());
         if matches!(&judged, Ok(Some(verdict)) if !verdict.allowed)
             && (evidence.names_service_accounts() || self.has_secret_for_host().await)
@@ -146,7 +146,7 @@ impl<'a> Ensuring<'a> {
         if let Some(result) = verdict.result {
             meters::checked(&self.manager.parts.reports.metrics, result);
         }
-        // For a client only access by a record is accepted. Otherwise the client's pull lets the registry decide.
+        // A client may use the image only if a pull record permits it. Otherwise the registry decides in a pull.
         let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
         if let Some(access) = verdict.learned {
             let (image, id) = (self.request.image().to_owned(), found.id.clone());
@@ -183,7 +183,7 @@ impl<'a> Ensuring<'a> {
             credentials: if policy.pulls.backoff_by_credentials { credentials.hashes() } else { Vec::new() },
         };
         let work = self.work(spec.clone(), reference, credentials.clone());
-        // An image in back-off causes no disk write. The kubelet writes its intent and withdraws it.
+        // An image in back-off needs no intent, which saves disk writes. The kubelet writes an intent and withdraws it.
         let intended = if policy.access.intent_after_backoff { None } else { Some(self.intend().await?) };
         if let Err(held) = self.admit(&key, &work) {
             // No container waits for a look-ahead, so there is no event.
@@ -245,7 +245,7 @@ impl<'a> Ensuring<'a> {
         };
         let intent = completion.map_or_else(Some, |completion| completion.and_then(Completion::failed));
         let intent = intent.filter(|_| !policy.access.keeps_doubtful_intents || !is_doubtful(failure.kind()));
-        // No container starts from a look-ahead.
+        // A look-ahead starts no container, so it needs no stale image.
         if self.request.caller != Caller::LookAhead
             && let Some(ensured) = self.use_stale(&work.reference, &spec, &failure).await
         {
@@ -264,8 +264,8 @@ impl<'a> Ensuring<'a> {
         Err(error)
     }
 
-    /// A success of a pod ends its own back-off. A success of a command ends the back-off of all pods that wait for the
-    /// same image.
+    /// A successful pull for a pod ends the pod's back-off. A successful pull of a command ends the back-off of all
+    /// pods that wait for the image.
     fn succeeded(&self, key: &BackoffKey) {
         let mut backoff = locked(&self.manager.backoff);
         match self.request.caller {
@@ -283,8 +283,8 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// A failure of a pod starts or extends its own back-off. A failure of a command extends the back-off of the
-    /// waiting pods.
+    /// A failed pull for a pod starts or extends the pod's back-off. A failed pull of a command extends the back-off of
+    /// all pods that are in back-off for the image.
     fn failed(&self, key: BackoffKey, error: &EnsureError) {
         let (mut backoff, now) = (locked(&self.manager.backoff), Instant::now());
         let keys = match self.request.caller {
@@ -302,7 +302,7 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Whether the registry may be contacted now. Checks the pod's back-off, then the circuits.
+    /// Checks whether the registry may be contacted now: the pod's back-off first, then the circuits.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
         if matches!(self.request.caller, Caller::Pod | Caller::LookAhead)
             && let Some(held) = locked(&self.manager.backoff).held(key, Instant::now())
@@ -338,7 +338,7 @@ impl<'a> Ensuring<'a> {
 
     fn pulled(&self, pulled: &Pulled, fetched: ByteSize, spec: ImageSpec, waited: Duration) -> Ensured {
         self.reporter.finished(ImageEnd::Pulled);
-        // If the request joined a running pull, the message has only the request's own time.
+        // If the request joined a running pull, the message has only the time that this request waited.
         let took = pulled.took.min(waited);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {} bytes.",
@@ -375,18 +375,18 @@ impl<'a> Ensuring<'a> {
     }
 }
 
-/// Whether the store may have the image despite the error: the end of the pull was not observed.
+/// Whether the store may have the image despite the error, because the end of the pull was not observed.
 fn is_doubtful(kind: RuntimeErrorKind) -> bool {
     matches!(kind, RuntimeErrorKind::Unavailable | RuntimeErrorKind::TimedOut | RuntimeErrorKind::Cancelled)
 }
 
-/// Adds failed secrets and providers to a pull's error: their missing credentials may cause the rejection.
+/// Adds the errors of secrets and providers to the hint of a pull's error: a missing credential may be its cause.
 fn with_causes(failure: Arc<RuntimeError>, missing: &[String]) -> Arc<RuntimeError> {
     if missing.is_empty() {
         return failure;
     }
     let hints: Vec<String> = failure.hint().map(str::to_owned).into_iter().chain(missing.iter().cloned()).collect();
-    // Other requests that share the pull may have another hint.
+    // The error is a new one, because other requests that share the pull may have another hint.
     let fault = failure.fault();
     Arc::new(RuntimeError::new(failure.kind(), failure.chain()).with_hint(hints.join("; ")).with_fault(fault))
 }

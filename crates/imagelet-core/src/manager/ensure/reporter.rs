@@ -27,7 +27,7 @@ impl Reporter {
         self.event(EventKind::Warning, reason, message, Some(cause));
     }
 
-    /// A warning that is no failure.
+    /// Reports a warning that is no failure, so it has no class and no stage.
     pub(super) fn notice(&self, reason: &'static str, message: String) {
         self.event(EventKind::Warning, reason, message, None);
     }

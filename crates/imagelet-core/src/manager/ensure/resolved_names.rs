@@ -26,16 +26,16 @@ use crate::{
 };
 
 const FILE: &str = "verified-names.json";
-/// Above this limit the names with the oldest answers are dropped.
+/// The maximum number of names. Above it, the names with the oldest answers are dropped.
 const NAMES_MAX: usize = 2048;
-/// Longer names and handlers are not stored.
+/// The maximum length in bytes. Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// Normalised, with tag or digest.
+    /// The normalised name, with tag or digest.
     pub(crate) name: String,
-    /// Empty: the platform of this node.
+    /// The requested platform; empty for the platform of this node.
     pub(crate) platform: String,
     pub(crate) handler: String,
 }
@@ -52,7 +52,7 @@ struct NameLine {
 
 #[derive(Debug)]
 pub(crate) struct ResolvedNames {
-    /// `None`: memory only.
+    /// The folder of the file. `None`: the names are only in memory.
     directory: Option<StateDir>,
     lag_max: Duration,
     names: Mutex<KnownNames>,
@@ -90,12 +90,12 @@ impl ResolvedNames {
         let mut names = locked(&self.names);
         make_room(&mut names.by_subject, &subject, NAMES_MAX, |(_, at)| *at);
         let before = names.by_subject.insert(subject, (image.clone(), now));
-        // The file may still have the replaced entry. A changed or late entry is therefore written.
+        // The file may still have the replaced entry. If that has another image or is too old, the file is written.
         let is_late = |at| now.duration_since(at).is_ok_and(|lag| lag > self.lag_max);
         if before.is_none_or(|(before, at)| before != *image || is_late(at)) {
             names.written_at = None;
         }
-        // If the clock was set back, the times in the file are invalid.
+        // If the clock was set back, the times in the file are invalid, so the file is written.
         let is_old = names.written_at.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
         is_old && self.directory.is_some()
     }
@@ -103,7 +103,7 @@ impl ResolvedNames {
     pub(crate) fn write(&self, now: SystemTime) -> io::Result<()> {
         let Some(directory) = &self.directory else { return Ok(()) };
         create_folder(&directory.path)?;
-        // An older list must not replace a newer list.
+        // The lock keeps a parallel write from replacing this list with an older list.
         let _lock = directory.lock()?;
         let lines: Vec<NameLine> = {
             let mut names = locked(&self.names);

@@ -1,9 +1,9 @@
 //! The circuit breaker of registries: rejects pulls for a while after failures; pure functions.
 //!
 //! A registry has a circuit per failure scope, and per repository, credentials or image if the scope depends on them.
-//! So a failure of one client does not affect others. A circuit opens after [`OPENS_AFTER`] failures in a row, or at
-//! once if the registry requests a wait. After the window, one pull is the probe. The other pulls are rejected until
-//! the probe succeeds, or for [`PROBE_MAX`].
+//! So the failures of one client do not stop other clients. A circuit opens after [`OPENS_AFTER`] failures in a row, or
+//! at once if the registry requests a wait. An open circuit rejects pulls for a window. Then one pull is the probe, and
+//! other pulls are rejected until it succeeds, at most for [`PROBE_MAX`].
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,14 +20,14 @@ use crate::{
 };
 
 const OPENS_AFTER: u32 = 3;
-/// A closed circuit forgets its failures if the last failure is older.
+/// A closed circuit forgets its failures this long after the last failure.
 const STALE_AFTER: Duration = Duration::from_mins(15);
 /// The longest window if the registry requests no wait. Short, so that a recovered registry is used soon.
 const WINDOW_MAX: Duration = Duration::from_mins(1);
 const RETRY_AFTER_MAX: Duration = Duration::from_mins(5);
 /// After this time another probe is permitted, because the first probe is slow or hangs.
 const PROBE_MAX: Duration = Duration::from_secs(10);
-/// Above this limit the circuits with the oldest last failure are dropped.
+/// The maximum number of circuits. Above it, the circuits with the oldest last failure are dropped.
 const CIRCUITS_MAX: usize = 4096;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -45,7 +45,7 @@ type ScopedKey = (CircuitScope, CircuitKey);
 struct Circuit {
     failures: u32,
     window: Duration,
-    /// `None`: closed.
+    /// The end of the window. `None`: the circuit is closed.
     until: Option<Instant>,
     probe: Option<Instant>,
     touched: Instant,
@@ -82,7 +82,7 @@ fn next_attempt(remaining: Duration) -> String {
 }
 
 impl OpenCircuit {
-    /// The event text of an opened circuit. Without the number of failures: each number would be a new event.
+    /// The event text of an opened circuit. It has no number of failures, because each number would make a new event.
     pub(crate) fn opening(&self, stage: Stage) -> String {
         let Self { registry, scope, class, remaining, .. } = self;
         let (scope, seconds) = (scope.name(), remaining.as_secs());
@@ -176,7 +176,7 @@ impl Circuits {
         open.next().map_or(Ok(()), Err)
     }
 
-    /// Marks a pull that begins as the probe of each open circuit.
+    /// Makes a pull that begins now the probe of each open circuit that concerns it.
     pub(crate) fn probe(&mut self, route: &CircuitKey, now: Instant) {
         for scope in CircuitScope::ALL {
             if let Some(circuit) = self.circuits.get_mut(&scope.key(route)).filter(|it| it.until.is_some()) {
@@ -185,7 +185,7 @@ impl Circuits {
         }
     }
 
-    /// The registries with open circuits, by name and scope. Of several circuits, the circuit that closes first.
+    /// One open circuit for each registry and scope, sorted by both: the circuit with the earliest next attempt.
     pub(crate) fn open(&self, now: Instant) -> Vec<OpenCircuit> {
         let mut open: BTreeMap<(String, CircuitScope), OpenCircuit> = BTreeMap::new();
         for found in self.circuits.iter().filter_map(|(key, circuit)| circuit.refusal(key, now)) {
@@ -205,8 +205,8 @@ impl Circuits {
         }
     }
 
-    /// Records a failed pull. Returns the circuit that this failure opened; of two, the wider circuit. A failed probe
-    /// returns none, because its circuit was already open.
+    /// Records a failed pull. Returns the circuit that this failure opened; if it opened two, the circuit for all
+    /// pulls. `None`: no circuit opened, for example because a failed probe finds it open.
     pub(crate) fn failed(&mut self, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let Some(met) = CircuitScope::from_fault(fault) else {
             if proves_an_answer(fault.class) {
@@ -297,7 +297,7 @@ impl Circuit {
     }
 }
 
-/// Failures that prove an answer of the registry.
+/// Whether a failure proves that the registry answered.
 fn proves_an_answer(class: ErrorClass) -> bool {
     matches!(
         class,

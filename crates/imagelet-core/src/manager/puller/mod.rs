@@ -45,7 +45,7 @@ use crate::{
 const CREDENTIALS_MAX: usize = 64;
 /// The maximum number of parallel estimates for waiting pulls. Each estimate costs the registry one manifest.
 const ESTIMATES_MAX: usize = 4;
-/// How many ended pulls are listed, so that a poller sees each end.
+/// The number of ended pulls that stay listed, so that a client that polls the list sees each end.
 const ENDED_MAX: usize = 32;
 
 pub(crate) struct Puller {
@@ -93,7 +93,7 @@ impl Puller {
         }
     }
 
-    /// Whether a pull may contact the registry. A request that joins a pull contacts no registry.
+    /// Whether a pull may contact the registry. A request that joins a pull is always admitted.
     pub(crate) fn admit(&self, work: &Work) -> Result<(), OpenCircuit> {
         if !self.policy.pulls.circuit_breaker || self.pulls.has(work) {
             return Ok(());
@@ -150,7 +150,8 @@ impl Puller {
         }
         match outcome {
             Ok(_) => locked(&self.circuits).answered(&work.circuit_key()),
-            // Not counted. The circuit would delay the pod's own request, and the cause may be over by then.
+            // A failed look-ahead is not counted if the registry requests no wait: an open circuit would delay the
+            // pod's own request, although the cause may be over by then.
             Err(error) if work.request.caller == Caller::LookAhead && error.fault().retry_after.is_none() => {}
             Err(error) => {
                 let fault = error.fault();
@@ -183,7 +184,7 @@ impl Puller {
         Ok(Pulled { key: ImageKey::new(id, handler), size, took: began.elapsed(), attempt, senders })
     }
 
-    /// Waits for the turn. Meanwhile estimates the bytes to fetch, because a small pull may start earlier.
+    /// Waits until the pull may start. Meanwhile estimates the bytes to fetch, because a small pull may start earlier.
     async fn wait(&self, place: &Place, work: &Work) {
         let estimate = async {
             if self.policy.pulls.prioritized_queue
@@ -232,7 +233,7 @@ impl Puller {
                 Err(error) => {
                     let refusals = [ErrorClass::Unauthorized, ErrorClass::Forbidden].map(ErrorClass::name);
                     let is_refusal = |class: &String| refusals.contains(&class.as_str());
-                    // A host that rejected its credential may accept the next, even after another host's error.
+                    // A host that rejected its credential may accept the next, even if another host ended the attempt.
                     let has_refused = hosts.iter().any(|host| host.failures.keys().any(is_refusal));
                     let is_final =
                         self.policy.pulls.bounded_attempts && no_credential_helps(error.kind()) && !has_refused;
@@ -343,7 +344,7 @@ fn no_credential_helps(kind: RuntimeErrorKind) -> bool {
     )
 }
 
-/// Joins errors. Equal texts: the last error, unchanged. Different texts: a list in brackets, each text once.
+/// Joins the errors of all attempts. If all texts are equal, returns the last error. Otherwise lists each text once.
 pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
     let text = aggregate(&failures.iter().map(RuntimeError::chain).collect::<Vec<_>>());
     let hint = failures.iter().find_map(|failure| failure.hint().map(str::to_owned));
@@ -353,10 +354,10 @@ pub(super) fn join_failures(mut failures: Vec<RuntimeError>) -> RuntimeError {
         return last;
     }
     let joined = RuntimeError::new(last.kind(), text);
-    // The joined text does not say which party failed.
+    // The joined text does not say which party failed, so the fault of the last error is recorded.
     let fault = last.fault();
     let joined = if fault.party == Party::Registry { joined } else { joined.with_fault(fault) };
-    // A registry that rejected a credential was reachable.
+    // A registry that rejected a credential was reachable, so there is no outage.
     let joined = if is_outage { joined } else { joined.not_an_outage() };
     match hint {
         Some(hint) => joined.with_hint(hint),

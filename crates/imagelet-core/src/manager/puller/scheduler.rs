@@ -2,8 +2,8 @@
 //!
 //! While all slots are taken and no pull in them is known to be small, up to [`SMALL_EXTRA_MAX`] pulls of at most
 //! [`SMALL_MAX`] run in addition, so that a large image does not delay small images. The pulls of a client with its own
-//! limits need neither slot nor token; at most [`UNLIMITED_MAX`] of them run at once. A FIFO queue ignores priority and
-//! size, as the kubelet does.
+//! limits need neither a slot nor a token of the rate; at most [`UNLIMITED_MAX`] of them run at once. A FIFO queue
+//! ignores priority and size, as the kubelet does.
 
 use std::{
     cmp::Reverse,
@@ -27,15 +27,15 @@ use crate::{
     metrics::Metrics,
 };
 
-/// A longer queue comes from a client that requests in a loop: a node has some hundred pods.
+/// The maximum number of waiting pulls. Only a client that requests in a loop reaches it: a node has some hundred pods.
 const WAITING_MAX: usize = 10_000;
 /// The maximum number of waiting pulls per namespace, so that no client fills the queue.
 const WAITING_OF_TENANT_MAX: usize = 1000;
-/// Four small pulls get four fifths of the link beside one large pull.
+/// The maximum number of small pulls above the slots. Beside one large pull, they get four fifths of the bandwidth.
 const SMALL_EXTRA_MAX: usize = 4;
-/// At 50 MB/s, half of it for a parallel large pull, a pull of this size takes 3 s.
+/// The maximum size of a small pull. Beside a large pull that takes half of 50 MB/s, such a pull takes 3 s.
 const SMALL_MAX: ByteSize = ByteSize(64 << 20);
-/// A node of 110 pods does not fetch more images at once.
+/// The maximum number of running pulls without slot. A node of 110 pods does not fetch more images at once.
 const UNLIMITED_MAX: usize = 128;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,7 +57,7 @@ pub(super) struct Request {
 pub(super) struct Ticket(u64);
 
 impl Ticket {
-    /// Numbers start at 1.
+    /// The number in the status of the pull; numbers start at 1.
     pub(super) fn number(self) -> u64 {
         self.0 + 1
     }
@@ -80,12 +80,12 @@ pub(super) struct Scheduler {
 
 struct SchedulerState {
     policy: Policy,
-    /// `None`: pulls do not wait for a rate here.
+    /// The rate for which pulls wait. `None`: pulls do not wait for a rate.
     throttle: Option<Throttle>,
     next: u64,
     waiting: BTreeMap<Rank, Waiting>,
     running: HashMap<Ticket, Running>,
-    /// When the head of the queue gets its token. Only the head wakes up then.
+    /// The pull at the head of the queue, and the time at which it gets its token. Only this pull wakes up then.
     alarm: Option<(Ticket, Instant)>,
 }
 
@@ -169,7 +169,7 @@ impl Scheduler {
         locked(&self.state).running.contains_key(&ticket)
     }
 
-    /// Another request joined the pull: takes the higher priority, and removes the limits if the request has none.
+    /// Adapts a waiting pull to a request that joins: the higher priority counts, and limits only if both have them.
     pub(super) fn raise(&self, ticket: Ticket, priority: i32, is_limited: bool) {
         let mut state = locked(&self.state);
         let Some(rank) = state.rank_of(ticket) else { return };

@@ -47,16 +47,16 @@ struct PullKey {
     image: ImageSpec,
     platform: Option<Platform>,
     credentials: Vec<String>,
-    /// Set if the runtime receives the pod, because its access may depend on the namespace.
+    /// The namespace of the pod, if the runtime receives the pod, because it may grant access by namespace.
     namespace: Option<Arc<str>>,
-    /// Set if each request has its own pull.
+    /// A unique number, if the request must not share its pull.
     alone: Option<u64>,
 }
 
 pub(super) struct SingleFlight {
     scheduler: Arc<Scheduler>,
     grace: Duration,
-    /// `false`: each request of a pod has its own pull, as in the kubelet.
+    /// `true`: equal requests share a pull. `false`: each request of a pod has its own pull, as in the kubelet.
     shares: bool,
     alone: AtomicU64,
     table: Mutex<FlightTable>,
@@ -81,7 +81,7 @@ struct Pull {
 }
 
 impl Pull {
-    /// Whether neither a client nor a grace owns the pull any more.
+    /// Whether the last owner of the pull, a client or a grace, is gone.
     fn has_ended(&self) -> bool {
         self.future.upgrade().is_none()
     }
@@ -90,18 +90,18 @@ impl Pull {
 struct OnComplete<T> {
     kept: T,
     conclude: fn(T, Pulled) -> BoxFuture<'static, ()>,
-    /// Returns when the grace ends early.
+    /// Returns when the grace must end early.
     unwanted: fn(&T) -> BoxFuture<'static, ()>,
 }
 
-/// One client's share of a pull. A drop does not end the pull for other clients. The last drop ends the pull; a running
-/// pull gets a grace first.
+/// One client's share of a pull. A drop does not end the pull for other clients. The last drop ends it; a running pull
+/// gets a grace first.
 pub(crate) struct Subscription<T: Send + 'static> {
     pulls: Arc<SingleFlight>,
     key: PullKey,
     ticket: Ticket,
     client: PullClient,
-    /// `None` after the end.
+    /// The shared pull. `None`: the pull has ended.
     pull: Option<Shared<PullFuture>>,
     /// The progress of the pull, also after its end.
     pub(crate) progress: watch::Receiver<PullProgress>,
@@ -194,7 +194,7 @@ impl SingleFlight {
         pulls.into_iter().map(|(_, pull)| pull).collect()
     }
 
-    /// Removes the pull with this ticket from the table, if `is_over` accepts it.
+    /// Removes the pull with this ticket from the table, if `is_over` accepts the pull.
     fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
         let mut table = locked(&self.table);
         if table.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {
@@ -234,9 +234,9 @@ impl<T: Send + 'static> Subscription<T> {
         self
     }
 
-    /// The watcher of a late client gets the current progress first.
+    /// The result of the pull, and `kept` of [`Self::on_complete`]. The watcher gets the current progress first.
     pub(crate) async fn outcome(mut self, watcher: &PullWatcher) -> (Outcome, Option<T>) {
-        // A clone. The original stays in `self`, so that a drop can give the pull to a keeper.
+        // The original stays in `self`, so that a drop of `self` can give the pull to a keeper, the task of the grace.
         let mut pull = self.pull.clone().expect("it is there until this is over");
         let outcome = loop {
             watcher(&self.progress.borrow_and_update());

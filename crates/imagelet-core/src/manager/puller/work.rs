@@ -13,7 +13,7 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub(crate) struct Work {
-    /// The client's request, with the default tag and without its pull secrets, which would wait in the queue.
+    /// The client's request, with the default tag. It has no pull secrets, so that no secrets wait in the queue.
     pub(crate) request: EnsureRequest,
     pub(crate) reference: Reference,
     pub(crate) credentials: PullCredentials,
@@ -23,13 +23,13 @@ pub(crate) struct Work {
 pub(crate) struct Pulled {
     /// The image, and the handler whose store has it, as the runtime reports them.
     pub(crate) key: ImageKey,
-    /// Zero if the store reports no size.
+    /// The size of the image; zero if the store reports no size.
     pub(crate) size: ByteSize,
-    /// Without the wait in the queue.
+    /// How long the pull took, without the wait in the queue.
     pub(crate) took: Duration,
     /// The index of the successful attempt of [`PullCredentials`].
     pub(crate) attempt: usize,
-    /// The hosts that sent data in that attempt; empty if the store does not report hosts.
+    /// The hosts that sent data in the successful attempt; empty if the store does not report hosts.
     pub(crate) senders: Vec<String>,
 }
 

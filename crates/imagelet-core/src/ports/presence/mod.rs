@@ -30,7 +30,7 @@ pub trait ImageBacking: Send + Sync + fmt::Debug {
 #[derive(Clone, Debug)]
 pub struct UsableImages {
     backing: Arc<dyn ImageBacking>,
-    /// The last successful check of each image. `None`: the layers were gone, which was logged.
+    /// The last successful check of each image. `None`: the layers were gone, and a warning was logged.
     usable_at: Arc<Mutex<HashMap<ImageId, Option<Instant>>>>,
 }
 

@@ -1,5 +1,5 @@
-//! The steps before and after the removal of an image. Before: names that the runtime cannot delete are replaced.
-//! After: the store is checked, because a runtime may accept a removal and keep the image.
+//! The steps before and after the removal of an image. Before a removal, names that the runtime cannot delete are
+//! replaced. After it, the store is checked, because a runtime may accept a removal and keep the image.
 
 use std::fmt;
 
@@ -15,7 +15,7 @@ const NAMES_SHOWN_MAX: usize = 3;
 /// Changes names in the records of a runtime.
 #[async_trait]
 pub trait RemovableNames: Send + Sync + fmt::Debug {
-    /// Replaces the names of an image that the runtime's own removal does not find.
+    /// Replaces those names of an image that the runtime cannot remove itself.
     ///
     /// # Errors
     /// [`RuntimeErrorKind::Remains`] if a name prevents the removal. The message has the name, and all names are
@@ -23,13 +23,13 @@ pub trait RemovableNames: Send + Sync + fmt::Debug {
     async fn make_removable(&self, image: &ImageId) -> Result<(), RuntimeError>;
 }
 
-/// Prepares the removal of the image with this id.
+/// Prepares the removal of the image whose id is in `spec`.
 pub(super) async fn prepare(
     images: &dyn ImageService,
     names: &dyn RemovableNames,
     spec: &ImageSpec,
 ) -> Result<(), RuntimeError> {
-    // If the spec has a name, no image has that name.
+    // Without an image id in `spec`, there are no names to replace.
     if spec.image.parse::<Digest>().is_err() {
         return Ok(());
     }

@@ -1,15 +1,15 @@
-//! A greedy search for any number of images: takes the best moves first, then drops unneeded images.
+//! A greedy search for the images to remove: takes the best moves first, then puts back images that are not needed.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use super::set_cover::{CoverState, Problem, Weight};
 
-/// Above this many groups, one walk is enough: a walk takes milliseconds, and a single move has little effect.
+/// With more groups, the search runs once, not twice: a run takes milliseconds, and a single move has little effect.
 const GROUPS_FEW: usize = 4_000;
-/// Limit of comparisons to find overlapping groups. Above the limit, moves seem to free less than they do.
+/// Limit of comparisons between groups. Above the limit, the search underestimates what a move frees.
 const RELATIONS_MAX: usize = 8_000_000;
 
-/// A set that frees enough, built from the best moves first. All candidates together must free enough.
+/// The images to remove for the target, in removal order. All candidates together must free the target.
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<usize> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
@@ -30,7 +30,7 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<usize> {
 #[derive(Clone, Copy, Debug)]
 struct Rule {
     target: Weight,
-    /// Limits a gain to the missing amount.
+    /// Whether only the part of a gain counts that is still missing.
     is_capped: bool,
 }
 
@@ -54,10 +54,10 @@ impl Rule {
     }
 }
 
-/// Moves of a problem before any removal, one per group.
+/// The moves that are possible before any removal. Each move removes all images that use one group of layers.
 pub(super) struct Moves<'a> {
     problem: &'a Problem,
-    /// For each group: itself and the groups whose users include all its users. A move of any of them frees the group.
+    /// For each group: all groups whose moves free this group, because their users include all users of this group.
     wider: Vec<Vec<usize>>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
@@ -92,7 +92,7 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// A greedy walk: the remaining moves in a heap, the best move first.
+/// One run of the search. The remaining moves are in a heap, the best move first.
 struct Walk<'m, 'a> {
     moves: &'m Moves<'a>,
     rule: Rule,
@@ -100,11 +100,11 @@ struct Walk<'m, 'a> {
     gains: Vec<Weight>,
     costs: Vec<u128>,
     heap: BinaryHeap<Move>,
-    /// Groups with one remaining user. All moves with that user count such a group.
+    /// Whether a group has only one remaining user. Every move that removes this user then counts the group.
     alone: Vec<bool>,
 }
 
-/// The ratio at insertion, as sortable bits, and the group. The largest ratio is best, then the lowest group.
+/// The ratio of gain to cost, as sortable bits, and the group. The largest ratio is best, then the lowest group.
 type Move = (u64, Reverse<usize>);
 
 impl<'m, 'a> Walk<'m, 'a> {
@@ -128,7 +128,7 @@ impl<'m, 'a> Walk<'m, 'a> {
             let (_, Reverse(group)) = top;
             match self.entry(group) {
                 Some(now) if now == top => return Some(group),
-                // The ratio has changed since insertion.
+                // The ratio has changed since the insertion, so the move is inserted again.
                 Some(now) => self.heap.push(now),
                 None => {}
             }
@@ -144,8 +144,8 @@ impl<'m, 'a> Walk<'m, 'a> {
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
     }
 
-    /// Removes and returns the remaining users of a group. Users of layers with few users are first, because such
-    /// layers are free before all users are removed.
+    /// Takes the remaining images of a group, and returns them in removal order. Images with a layer that few images
+    /// use are first, because such a layer is freed early.
     fn take(&mut self, group: usize) -> Vec<usize> {
         let problem = self.moves.problem;
         let mut users = problem.groups[group].users.clone();
@@ -176,7 +176,7 @@ impl<'m, 'a> Walk<'m, 'a> {
                 0 => self.count(*group, user, touched, Weight::less),
                 1 => {
                     self.count(*group, user, touched, Weight::less);
-                    // From now on, every move with the last user frees the group.
+                    // Every move that removes the last user now frees the group.
                     let users = &problem.groups[*group].users;
                     if let Some(last) = users.iter().find(|user| !self.state.taken[**user]) {
                         self.alone[*group] = true;
@@ -188,7 +188,7 @@ impl<'m, 'a> Walk<'m, 'a> {
         }
     }
 
-    /// Changes the gains of all moves that free a group. `last`: the only remaining user, if the group is `alone`.
+    /// Changes the gains of all moves that free a group. If the group is `alone`, `last` is its only remaining user.
     fn count(&mut self, group: usize, last: usize, touched: &mut Vec<usize>, change: fn(Weight, Weight) -> Weight) {
         let moves = self.moves;
         let is_alone = self.alone[group];
@@ -201,7 +201,7 @@ impl<'m, 'a> Walk<'m, 'a> {
     }
 }
 
-/// Drops unneeded images from the set, the most expensive first.
+/// Puts back images that are not needed for the target, the most expensive image first.
 fn leave_out(state: &mut CoverState<'_>, target: Weight) {
     let mut slack = state.freed.less(target);
     let mut set = state.set();

@@ -1,6 +1,7 @@
 //! Selects the candidates to remove for space. If layers are known, this is a set-cover problem: a layer is freed with
-//! the last image that uses the layer. Layers with the same users are a *group*. A *move* removes all remaining users
-//! of a group. The best moves are taken first (`greedy.rs`). If only sizes are known, images are independent.
+//! the last image that uses the layer. Layers that the same images use are a *group*. These images are the *users* of
+//! the group. A *move* removes all remaining users of a group. The best moves are taken first (`greedy.rs`). If only
+//! sizes are known, images are independent.
 
 mod greedy;
 mod set_cover;
@@ -28,15 +29,15 @@ use crate::{
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Wanted {
     pub(super) all: Freed,
-    /// The minimum amount. If less can be freed, the goal is unreachable.
+    /// The minimum amount. If all candidates together free less, the goal is unreachable.
     pub(super) least: Freed,
-    /// If the goal is unreachable: idle images are removed, and others until this amount is free. `None`: no removal.
+    /// For an unreachable goal: removes idle images, then others until this amount is free. `None`: removes no image.
     pub(super) relief: Option<Freed>,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Selection {
-    /// Indices in removal order, and the amount that each removal frees after the previous removals.
+    /// The images to remove, in order: their indices, and the amount that each removal frees in addition.
     pub(super) chosen: Vec<(usize, Freed)>,
     pub(super) reserve: Vec<(usize, Freed)>,
     pub(super) possible: Freed,
@@ -44,7 +45,7 @@ pub(super) struct Selection {
     pub(super) is_out_of_reach: bool,
 }
 
-/// `candidates` are in the order of last use. `old` images are removed by age. Images are given by index.
+/// Selects from `candidates`, which are sorted by last use. The images in `old` are removed by age. Both are indices.
 pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize], wanted: Option<Wanted>) -> Selection {
     let field = Field::new(input, old);
     let possible = field.most(candidates);
@@ -72,7 +73,7 @@ pub(super) fn select(input: &PlanInput<'_>, old: &[usize], candidates: &[usize],
     Selection { chosen, possible, is_short: true, is_out_of_reach: true, ..Selection::default() }
 }
 
-/// Bytes that these images free in sequence: by layers, or by listed sizes if layers are unknown.
+/// The amount that each image frees if all are removed in this order. If the layers are unknown, it is the listed size.
 pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
     match graph {
         Some(graph) => by_layers(graph, input, places),
@@ -80,10 +81,10 @@ pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &
     }
 }
 
-/// The removals if the goal is unreachable: idle images, then other images until `least` is freed.
+/// Selects images for an unreachable goal: idle images, then other images until `least` is freed.
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
     let id = |place: &usize| field.input.id(*place);
-    // A multi-handler image is as idle as its last used entry.
+    // An image has an entry for each runtime handler. The image is recent if one of its entries is recent.
     let recent: BTreeSet<&ImageId> = candidates
         .iter()
         .filter(|place| !is_idle(&field.input.snapshot.entries[**place], field.input))
@@ -103,7 +104,7 @@ fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed)
     chosen
 }
 
-/// Calculates the bytes that candidates free: by shared layers, or by listed sizes if layers are unknown.
+/// Calculates the amount that candidates free: from their layers, or from listed sizes if the layers are unknown.
 struct Field<'a> {
     input: &'a PlanInput<'a>,
     graph: Option<Cow<'a, LayerGraph>>,
@@ -124,17 +125,17 @@ impl<'a> Field<'a> {
         frees(self.graph.as_deref(), self.input, candidates)
     }
 
-    /// Whether this amount may be enough. Sizes do not include inodes, so without layers only bytes are compared.
+    /// Whether this amount may be enough. If the layers are unknown, only bytes are known and compared.
     fn may_meet(&self, possible: Freed, wanted: Freed) -> bool {
         possible.meets(if self.graph.is_some() { wanted } else { bytes(wanted.bytes) })
     }
 
-    /// The wanted amount, limited to the possible amount if that is known.
+    /// The smaller of both amounts. If inodes are wanted but the layers are unknown: the possible amount.
     fn within(&self, wanted: Freed, possible: Freed) -> Freed {
         if self.graph.is_none() && wanted.inodes > 0 { possible } else { wanted.at_most(possible) }
     }
 
-    /// The candidates that free the wanted amount, in removal order. The amount must be possible.
+    /// Selects candidates that free the wanted amount, in removal order. All candidates together must free it.
     fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
         match (&self.graph, input.request.policy.order) {
@@ -146,7 +147,7 @@ impl<'a> Field<'a> {
                 let cover = choose(graph, images, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
-                    // The last entry of a multi-handler image frees its bytes.
+                    // An image has an entry for each runtime handler. Only the removal of the last entry frees bytes.
                     let last = at.len() - 1;
                     let each = |(number, at): (usize, &usize)| {
                         (candidates[*at], if number == last { *frees } else { Freed::default() })
@@ -183,7 +184,7 @@ fn until(chosen: Vec<(usize, Freed)>, wanted: Freed) -> Vec<(usize, Freed)> {
 }
 
 fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, places: &[usize]) -> Vec<(usize, Freed)> {
-    // The removal of its last entry frees a multi-handler image.
+    // An image has an entry for each runtime handler. Only the removal of the last entry frees its layers.
     let mut left: BTreeMap<&ImageId, usize> = BTreeMap::new();
     let chosen = places.iter().map(|place| {
         let left = left.entry(input.id(*place)).or_insert_with(|| handlers(input, *place).len());
@@ -198,7 +199,7 @@ fn bytes(bytes: ByteSize) -> Freed {
     Freed { bytes, inodes: 0 }
 }
 
-/// The entries of the image at this index. Each handler has an entry.
+/// The indices of all entries of the image at `place`: one entry for each runtime handler.
 fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     let id = input.id(place);
     let mut of_image = place..place + 1;
@@ -225,7 +226,7 @@ fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, removed: &[usize]) 
     Cow::Owned(graph)
 }
 
-/// Indices of candidates by image. Without the multi-handler images that have an entry outside the candidates.
+/// The positions of each image in `candidates`. Omits an image if not all of its entries are candidates.
 fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[usize]) -> BTreeMap<&'a ImageId, Vec<usize>> {
     let mut of_image: BTreeMap<&ImageId, Vec<usize>> = BTreeMap::new();
     for (at, place) in candidates.iter().enumerate() {
@@ -235,9 +236,9 @@ fn by_image<'a>(input: &'a PlanInput<'_>, candidates: &[usize]) -> BTreeMap<&'a 
     of_image
 }
 
-/// Drops unneeded images from the selection, the last used image first.
+/// Drops images that are not needed for the wanted amount, the most recently used image first.
 fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>, wanted: Freed) {
-    /// Each try walks the whole graph.
+    /// The maximum number of images to try. Each try reads the whole layer graph.
     const TRIES_MAX: usize = 64;
     let freed = |places: &[usize]| graph.freed_by(places.iter().map(|place| input.id(*place)));
     let mut at = chosen.len();
@@ -250,9 +251,9 @@ fn leave_out(graph: &LayerGraph, input: &PlanInput<'_>, chosen: &mut Vec<usize>,
     }
 }
 
-/// The images in removal order, the best ratio of freed bytes to cost first, each with the amount that it frees after
-/// the previous images. `None`: all images together do not free enough. The result is independent of the image order. A
-/// duplicate counts once. An image outside the graph frees zero.
+/// Selects images by the best ratio of freed amount to cost. Returns them in removal order, each with the amount that
+/// it frees in addition to the earlier images. `None`: all images together do not free enough. A duplicate counts once.
+/// An image outside the graph frees zero.
 fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Option<Vec<(ImageId, Freed)>> {
     let problem = Problem::new(graph, images);
     let target = Weight::of(wanted);
@@ -269,8 +270,8 @@ fn choose(graph: &LayerGraph, images: Vec<(&ImageId, u64)>, wanted: Freed) -> Op
     Some(greedy::choose(&moves, target).into_iter().map(step).collect())
 }
 
-/// Selects images without shared layers by cost and size. Returns indices in removal order. Selects all images if they
-/// do not free enough, also for an inode goal, because sizes do not include inodes.
+/// Selects images by cost and size if the layers are unknown. Returns indices in removal order. If all images together
+/// do not free enough, selects all. This includes any goal with inodes, because sizes have no inodes.
 fn choose_independent(images: &[(u64, ByteSize)], wanted: Freed) -> Vec<usize> {
     let (problem, target) = (Problem::independent(images), Weight::of(wanted));
     if !problem.all().meets(target) {

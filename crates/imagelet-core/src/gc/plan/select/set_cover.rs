@@ -1,4 +1,4 @@
-//! The set-cover problem in numbers: images, groups of layers with the same users, and a partial selection of images.
+//! The set-cover problem: images, groups of layers that the same images use, and the images selected so far.
 
 use std::collections::HashMap;
 
@@ -32,20 +32,20 @@ impl Weight {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes + other.inodes }
     }
 
-    /// Saturates at zero.
+    /// Subtracts an amount. The result is at least zero.
     pub(super) fn less(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
     }
 }
 
-/// Layers with exactly these candidates as users. Removing all users frees the group.
+/// The layers that exactly these candidates use. The removal of all these candidates frees the layers.
 #[derive(Clone, Debug)]
 pub(super) struct Group {
     pub(super) users: Vec<usize>,
     pub(super) weight: Weight,
 }
 
-/// Candidates and their groups. Each candidate with a group also has a group, maybe empty, with no other user.
+/// Candidates and their groups. A candidate with a shared group also has its own group, for a move of it alone.
 #[derive(Debug)]
 pub(super) struct Problem {
     pub(super) images: Vec<ImageId>,
@@ -55,7 +55,7 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Candidates with their removal costs. All costs have the same unit.
+    /// Builds the problem from images and their removal costs. All costs have the same unit.
     pub(super) fn new(graph: &LayerGraph, mut candidates: Vec<(&ImageId, u64)>) -> Self {
         candidates.sort_unstable();
         candidates.dedup_by_key(|(image, _)| *image);
@@ -79,7 +79,7 @@ impl Problem {
             groups: Vec::new(),
             groups_of: vec![Vec::new(); candidates.len()],
         };
-        // Most layers have one user, and an array is faster than a map.
+        // Most layers have only one user. Their groups are in an array, which is faster than a map.
         let mut own: Vec<Option<usize>> = vec![None; candidates.len()];
         let mut shared: HashMap<Vec<usize>, usize> = HashMap::new();
         for (layer, users) in graph.layers.iter().zip(users).filter(|(layer, _)| !layer.held) {
@@ -101,7 +101,7 @@ impl Problem {
         problem
     }
 
-    /// Images without shared layers, by cost and size. The index identifies an image.
+    /// Builds the problem from the cost and the size of each image, if the layers are unknown.
     pub(super) fn independent(images: &[(u64, ByteSize)]) -> Self {
         let costs = images.iter().map(|(cost, _)| *cost).collect();
         let groups_of = vec![Vec::new(); images.len()];
@@ -131,14 +131,14 @@ impl Problem {
 enum LayerUsers {
     None,
     One(usize),
-    /// Candidates, ascending.
+    /// These candidates use the layer. They are in ascending order.
     Several(Vec<usize>),
-    /// An image that stays.
+    /// An image that stays uses the layer.
     Outside,
 }
 
 impl LayerUsers {
-    /// Adds a candidate; `None`: an image that stays. Candidates are added in ascending order.
+    /// Adds a user of the layer. `None`: an image that stays. Candidates must be added in ascending order.
     fn add(&mut self, user: Option<usize>) {
         match (&mut *self, user) {
             (Self::Outside, _) => {}
@@ -155,7 +155,7 @@ impl LayerUsers {
 pub(super) struct CoverState<'a> {
     pub(super) problem: &'a Problem,
     pub(super) taken: Vec<bool>,
-    /// Remaining users of each group.
+    /// The number of remaining users of each group.
     pub(super) left: Vec<usize>,
     pub(super) freed: Weight,
     pub(super) cost: u128,
