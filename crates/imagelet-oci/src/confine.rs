@@ -1,8 +1,8 @@
 //! Confines the threads that read layers by Landlock: the thread that writes a layer can open files in its folder only.
 //!
-//! Landlock restricts a thread for ever, so each layer gets a new thread. Other files that the thread uses (the layer's
-//! list, the queue) are opened before. Without Landlock in the kernel, unpacking logs that and continues unconfined.
-//! With Landlock, a thread that cannot be confined does not start its work.
+//! Landlock restricts a thread for ever, so each layer gets a new thread. The other files of the thread (such as the
+//! layer's file list) are opened before the restriction. If the kernel has no Landlock, layers are unpacked unconfined.
+//! If it has Landlock, a thread that cannot be confined does not start its work.
 
 use std::{fmt, io, os::fd::BorrowedFd, thread};
 
@@ -12,21 +12,21 @@ use landlock::{
 };
 
 const RIGHTS: ABI = ABI::V5;
-/// Before this version, Landlock denies every link and rename between folders.
+/// The first version of the Landlock ABI that can allow links and renames between folders.
 const REFER_SINCE: i32 = 2;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum AllowedFolder<'a> {
     Full(BorrowedFd<'a>),
-    /// The thread can only read files. Landlock has no right for metadata: the unpacker sets the metadata again.
+    /// The thread can only read files in the folder. Landlock does not protect metadata: the unpacker sets it again.
     ReadOnly(BorrowedFd<'a>),
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Confinement {
-    /// The version of the Landlock ABI.
+    /// Threads are confined, with this version of the Landlock ABI.
     Landlock(i32),
-    /// Why the thread is not confined.
+    /// Threads are not confined, for this reason.
     Absent(String),
 }
 

@@ -47,9 +47,9 @@ const MEMORY: u64 = 64 << 20;
 pub struct Document {
     pub is_index: bool,
     pub media_type: String,
-    /// Digest, size and media type of the configuration and the layers, or of the entries.
+    /// Digest, size and media type: of an image's configuration and layers, or of an index's entries.
     pub descriptors: Vec<(Digest, u64, String)>,
-    /// Why the document is not an image, or has no image for a platform.
+    /// Why the image is rejected, or why the index has no image for a platform.
     pub refusals: Vec<RuntimeError>,
 }
 
@@ -99,7 +99,7 @@ fn not_offered(index: &Index, platform: &Platform) -> Option<RuntimeError> {
 /// The path and key of a blob of an artifact, and whether the blob is an archive.
 pub type PlainArtifactFile = (String, Digest, bool);
 
-/// `None`: the document is no artifact.
+/// The files of an artifact, or `None` if the document is no artifact.
 pub fn artifact(bytes: &[u8]) -> Result<Option<Vec<PlainArtifactFile>>, RuntimeError> {
     let ManifestDocument::Image(manifest) = ManifestDocument::parse(bytes, "")? else { return Ok(None) };
     if manifest.artifact_kind().is_none() {
@@ -113,14 +113,14 @@ pub fn artifact(bytes: &[u8]) -> Result<Option<Vec<PlainArtifactFile>>, RuntimeE
     Ok(Some(files.collect()))
 }
 
-/// The diff-ids of a configuration, and why the image does not run on each platform.
+/// The diff-ids of a configuration, and an error for each platform on which the image does not run.
 pub fn config(bytes: &[u8], platforms: &[Platform]) -> Result<(Vec<Digest>, Vec<RuntimeError>), RuntimeError> {
     let config = ImageConfig::parse(bytes)?;
     let refusals = platforms.iter().filter_map(|platform| config.check_platform(platform).err()).collect();
     Ok((config.diff_ids, refusals))
 }
 
-/// Scheme and parameters.
+/// The scheme of a challenge, and its parameters as pairs of name and value.
 pub type PlainChallenge = (String, Vec<(String, String)>);
 
 pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, Box<dyn Error>> {
@@ -129,7 +129,7 @@ pub fn parse_challenges(values: &[HeaderValue]) -> Result<Vec<PlainChallenge>, B
 }
 
 /// The hosts for an image as texts, from a `hosts.toml`, `registries.conf` or `registries.yaml`; the extension selects
-/// the format. `None`: the file does not configure the image's registry.
+/// the format. `None` if the file has no entry for the image's registry.
 pub fn registry_hosts(text: &str, extension: &str, reference: &Reference) -> Result<Option<Vec<String>>, String> {
     let hosts = registry_hosts_of(text, extension, reference)?;
     Ok(hosts.map(|hosts| hosts.iter().map(|host| format!("{}{}", host.origin, host.path.base)).collect()))
@@ -142,7 +142,7 @@ pub fn token(body: &[u8]) -> Option<String> {
 #[derive(Debug)]
 pub struct PolicyRule {
     pub place: String,
-    /// `accept`, `reject`, `sigstore` or `unsupported`.
+    /// Each requirement as one word: `accept`, `reject`, `sigstore` or `unsupported`.
     pub requirements: Vec<&'static str>,
     /// Why requirements cannot be met.
     pub problems: Vec<String>,
@@ -197,9 +197,9 @@ pub struct OpenedImage {
 
 #[derive(Debug)]
 pub struct OpenedDocuments {
-    /// Root and manifest, by digest.
+    /// The root document and the manifest, each with its digest.
     pub documents: Vec<(Digest, Bytes)>,
-    /// The size of each layer that the archive has.
+    /// One item for each layer: its size, or an error if the archive does not have it.
     pub layers: Vec<Result<u64, RuntimeError>>,
 }
 
@@ -232,11 +232,11 @@ fn imported(files: ArchiveFiles) -> Imported {
 pub struct Inflated {
     pub outcome: Result<(), RuntimeError>,
     pub bytes: Vec<u8>,
-    /// The next stage received the end mark.
+    /// Whether the next stage received the end mark.
     pub ended: bool,
 }
 
-/// Inflates frames of `frame` bytes.
+/// Splits `compressed` into frames of `frame` bytes, and inflates them to at most `limit` bytes.
 pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     let (sender, frames) = mpsc::channel(compressed.len().div_ceil(frame) + 1);
     let parts = compressed.chunks(frame).map(|part| Frame::Bytes(Bytes::copy_from_slice(part)));
@@ -268,7 +268,7 @@ pub struct Unpacked {
     pub disk_bytes: u64,
     pub root_opaque: bool,
     pub implicit_directories: Vec<Vec<u8>>,
-    /// Paths of ownership records, and whether each is a device that was not created.
+    /// The path of each ownership record, and whether the record is of a device that was not created.
     pub ownership: Vec<(String, bool)>,
 }
 
@@ -276,13 +276,13 @@ pub struct Unpacked {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct UnpackForm<'a> {
     pub as_root: bool,
-    /// With limits that a short archive reaches.
+    /// Whether the limits are so small that a short archive reaches them.
     pub is_small: bool,
-    /// The folder of an artifact's archive, empty for its root; `None`: the archive is an image's layer.
+    /// The folder for the archive of an artifact, empty for the artifact's root. `None` for an image's layer.
     pub folder: Option<&'a str>,
 }
 
-/// Unpacks an archive; `record` gets each path with its record in `files.list`.
+/// Unpacks an archive. `record` is called with each path and its encoded record of `files.list`.
 pub fn unpack(
     mut archive: &mut dyn BufRead,
     root: BorrowedFd<'_>,
@@ -318,7 +318,7 @@ pub fn unpack(
     })
 }
 
-/// The digest of a file's extended attributes in `files.list`.
+/// The digest of a file's extended attributes, as `files.list` stores it.
 pub fn xattrs_sum(parent: BorrowedFd<'_>, name: &[u8]) -> Option<u128> {
     xattrs_at(parent, name).expect("attributes can be read")
 }

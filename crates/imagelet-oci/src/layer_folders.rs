@@ -1,7 +1,7 @@
 //! The metadata of folders for which a layer has no entry.
 //!
 //! A layer may have `etc/app/conf` but no entry for `etc/app`. The unpacker then creates a plain folder, and overlayfs
-//! would show its mode and owner. The correct metadata is in the next lower layer with an entry for the folder.
+//! would show this folder's mode and owner. The correct metadata is in the next lower layer with an entry for it.
 
 use std::{collections::HashSet, io, path::Path};
 
@@ -17,12 +17,12 @@ use rustix::{
 /// The flags to open a directory, and to reject a symlink in its place.
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// The kernel's limit of an attribute value.
+/// The kernel's limit of the value of an extended attribute, in bytes.
 const XATTR_SIZE_MAX: usize = 64 * 1024;
 /// The attributes that overlayfs writes on a directory start with this prefix. They must not be copied.
 const OVERLAY_PREFIX: &str = "trusted.overlay.";
 
-/// An unpacked layer, with whiteouts in overlay form.
+/// An unpacked layer whose whiteouts have the form of overlayfs.
 #[derive(Debug)]
 pub struct LayerFolders {
     tree: OwnedFd,
@@ -36,7 +36,7 @@ impl LayerFolders {
     }
 }
 
-/// The folder whose metadata applies at `path` in the merged view. `None`: there is no folder. `layers`: topmost first.
+/// The folder whose metadata applies at `path` in the merged view. `None` if there is none. `layers` are topmost first.
 pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     let mut fallback = None;
     for layer in layers {
@@ -53,8 +53,9 @@ pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Opti
     Ok(fallback)
 }
 
-/// Finds a folder of one layer without following symlinks. The flag: the layer hides lower layers, by a whiteout or a
-/// file on the path, or by an opaque directory above the folder. Such a directory hides no lower metadata.
+/// Finds a folder of one layer without following symlinks. Also returns whether the layer hides lower layers: by a
+/// whiteout or a file on the path, or by an opaque directory above the folder. An opaque directory at `path` itself
+/// hides no lower metadata.
 fn find(tree: &OwnedFd, path: &[u8]) -> io::Result<(Option<OwnedFd>, bool)> {
     let mut here = openat(tree, ".", DIRECTORY, Mode::empty())?;
     let mut is_alone = false;
@@ -79,7 +80,7 @@ fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Copies mode, owner, times and attributes, except the attributes of overlayfs.
+/// Copies mode, owner, times and extended attributes, except the attributes of overlayfs.
 pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let stat: Stat = fstat(from)?;
     let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));

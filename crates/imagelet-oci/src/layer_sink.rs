@@ -23,11 +23,11 @@ pub struct ImportError {
 pub enum ImportStage {
     /// The runtime cannot use the image; nothing was fetched.
     Unusable,
-    /// Requests to the registry, downloads and unpacking.
+    /// A request to the registry, a download or the unpacking failed.
     Fetch,
     /// The runtime's stores rejected a layer or a document; no image record exists.
     Handover,
-    /// Image records may exist.
+    /// The import failed so late that image records may exist.
     Recorded,
 }
 
@@ -40,13 +40,13 @@ impl ImportStage {
 /// The stores of a runtime, as the target of a pull.
 #[async_trait]
 pub trait LayerSink: Send + Sync + fmt::Debug {
-    /// Starts an import. From then on, the runtime removes no layer of the image.
+    /// Starts an import. Until the import ends, the runtime removes no layer of the image.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
 
     /// Checks that a pod can mount an imported artifact.
     fn check_mounts_artifacts(&self) -> Result<(), RuntimeError>;
 
-    /// The digests of the manifest and of the only layer of an image. `None`: no image has this name.
+    /// The digests of the manifest and of the only layer of an image. `None` if no image has this name.
     async fn named_artifact(&self, name: &str) -> Result<Option<(Digest, Digest)>, RuntimeError>;
 }
 
@@ -83,23 +83,23 @@ pub enum Taken {
 #[derive(Debug)]
 pub struct ImportedImage {
     pub reference: Reference,
-    /// The names of the image records, besides the id: by digest if the pull is by digest, else by tag.
+    /// The names of the image records, in addition to the id: with a digest if the pull is by digest, else with a tag.
     pub names: Vec<String>,
-    /// The artifact that the image is made of.
+    /// The artifact from which the image is made. `None` for an image of a registry.
     pub artifact: Option<Artifact>,
     /// The document that the image records name: an index, or the manifest itself.
     pub root: ImageDocument,
     /// The manifest for the platform; equal to `root` if `root` is no index.
     pub manifest: ImageDocument,
     pub config: ImageDocument,
-    /// Lowest first.
+    /// The layers, the lowest first.
     pub layers: Vec<ImportedLayer>,
     /// Digests of all manifests in the index, in its order; empty if `root` is no index.
     pub index_entries: Vec<Digest>,
 }
 
 impl ImportedImage {
-    /// Lowest first.
+    /// The chain ids of the layers, the lowest first.
     pub fn chains(&self) -> Vec<Digest> {
         chain_ids(self.layers.iter().map(|layer| &layer.diff_id))
     }
@@ -114,12 +114,12 @@ pub struct ImportedLayer {
     pub diff_id: Digest,
 }
 
-/// An unpacked and verified layer, with whiteouts in overlay form.
+/// An unpacked and verified layer whose whiteouts have the form of overlayfs.
 #[derive(Debug)]
 pub struct StagedTree {
     pub folder: PathBuf,
-    /// Folders without an entry in the archive: raw paths below the root, parents first; empty bytes are the root. A
-    /// lower layer may have their metadata.
+    /// Paths of folders without an entry in the archive, parents first: raw bytes below the root, and empty for the
+    /// root. A lower layer may have the metadata of these folders.
     pub implicit: Vec<Vec<u8>>,
     /// The compressed blob, if blobs are kept.
     pub blob: Option<PathBuf>,

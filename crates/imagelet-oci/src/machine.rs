@@ -9,13 +9,13 @@ use std::{
 
 use imagelet_core::image::{ByteSize, counted};
 
-/// Even with fewer cores, the network and the disk work in parallel.
+/// Minimum layers in flight, even with fewer cores, because the network and the disk work in parallel.
 const LAYERS_MIN: usize = 4;
 const LAYERS_MAX: usize = 16;
-/// A layer in flight needs a quarter of this. Read-ahead bytes and the page cache need the rest.
+/// RAM for each layer in flight. The layer needs a quarter; read-ahead bytes and the page cache need the rest.
 const MEMORY_PER_LAYER: u64 = 32 << 20;
 const CONNECTIONS_PER_LAYER: usize = 3;
-/// With the first connection of each layer, this is about the default limit of one host.
+/// Maximum additional connections. With the first connection of each layer, they almost reach a host's default limit.
 const CONNECTIONS_MAX: usize = 24;
 const READ_AHEAD_PER_CONNECTION: usize = 1 << 20;
 
@@ -23,11 +23,11 @@ const READ_AHEAD_PER_CONNECTION: usize = 1 << 20;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     pub cores: usize,
-    /// Bytes of RAM: of the machine, or less by the limits of the control group.
+    /// Bytes of RAM: those of the machine, or fewer if a control group limits them.
     pub memory: u64,
 }
 
-/// Limits of the fetches of all blobs together.
+/// Limits that the fetches of all blobs share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FetchSizes {
     /// Connections beyond the first connection of each blob.
@@ -37,7 +37,7 @@ pub struct FetchSizes {
 }
 
 impl FetchSizes {
-    /// The limits for [`Machine::layers_in_flight`].
+    /// The limits for the number of layers that the machine fetches at once.
     pub fn of(machine: Machine) -> Self {
         let extra_connections = (CONNECTIONS_PER_LAYER * machine.layers_in_flight()).min(CONNECTIONS_MAX);
         Self { extra_connections, read_ahead: extra_connections * READ_AHEAD_PER_CONNECTION }
@@ -64,7 +64,7 @@ impl Machine {
     }
 }
 
-/// The lowest memory limit of the control groups, version 1 or 2, in the text of `/proc/PID/cgroup` (cgroups(7)).
+/// The lowest memory limit of the control groups in `groups`, the text of `/proc/PID/cgroup` (cgroups(7)).
 fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     let found = groups.lines().filter_map(|line| {
         let mut parts = line.splitn(3, ':').skip(1);
@@ -82,7 +82,7 @@ fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     found.min()
 }
 
-/// `None`: the file is absent, or contains `max`.
+/// The number in a file. `None` if the file is absent or contains `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

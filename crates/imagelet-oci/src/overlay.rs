@@ -4,7 +4,7 @@
 //! (`0:1:2`) in the working folder name the layers. `lowerdir+` needs no links, but needs Linux 6.8. A thread with a
 //! separate working folder and mount namespace mounts the overlay with mount(2) and returns a detached clone. The end
 //! of the namespace removes the mount, and no other mount table contains it. If the root is no mount point, as in a
-//! plain chroot, the namespace is not private. Then fsconfig(2) makes the overlay, for fewer layers.
+//! plain chroot, the namespace is not private. Then fsconfig(2) makes the overlay, which can have fewer layers.
 
 use std::{
     ffi::CString,
@@ -30,9 +30,9 @@ use rustix::{
 
 pub(crate) const KERNEL_MIN: &str = "Linux 5.10";
 
-/// The folder of links to the layers; `0` is the topmost.
+/// The folder of links to the layers. The link `0` leads to the topmost layer.
 const LOWER: &str = "lower";
-/// The top layer: metadata of folders, and the data written into a writable mount.
+/// The top layer. It has the metadata of folders, and the data that is written into a writable mount.
 const UPPER: &str = "upper";
 const WORK: &str = "work";
 
@@ -59,7 +59,7 @@ impl OverlayFolder {
         self.0.join(UPPER)
     }
 
-    /// Mounts the overlay detached. `layers`: the number of layers. The mount ends when the descriptor is closed.
+    /// Mounts the overlay detached. `layers` is the number of layers. The mount ends when the descriptor is closed.
     pub(crate) fn mount_detached(&self, layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
         let options = CString::new(options(layers)).map_err(|_| io::ErrorKind::InvalidInput)?;
         let made = thread::scope(|scope| {
@@ -79,16 +79,16 @@ impl OverlayFolder {
         made.unwrap_or_else(|_| Err(io::Error::other("the thread that mounts ended early")))
     }
 
-    /// Whether an overlay uses this folder: in another mount namespace, under another path, or only by open files. The
-    /// kernel rejects a second overlay with `index=on` over an upper folder in use. So the probe mounts such an
-    /// overlay, detached, and drops it at once. An error of another kind is returned.
+    /// Whether an overlay uses this folder, even in another mount namespace, under another path, or only by open files.
+    /// The kernel rejects a second overlay with `index=on` over an upper folder in use. So the probe creates such an
+    /// overlay without mounting it, and drops it at once. An error other than this rejection is returned.
     pub(crate) fn is_in_use(&self) -> io::Result<bool> {
-        // Each of two parallel probes would find the mount of the other.
+        // One probe runs at a time: each of two parallel probes would find the overlay of the other.
         static PROBE: Mutex<()> = Mutex::new(());
         let _alone = locked(&PROBE);
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let folder = rustix::fs::open(&self.0, flags, Mode::empty())?;
-        // A short path without characters that are special in mount options.
+        // A short path, which has no characters that are special in mount options.
         let place = |name: &str| format!("/proc/self/fd/{}/{name}", folder.as_raw_fd());
         let context = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
         fsconfig_set_flag(&context, "ro")?;
@@ -116,8 +116,8 @@ fn lower_folders(layers: usize) -> String {
     (0..layers.max(1)).map(|at| at.to_string()).collect::<Vec<_>>().join(":")
 }
 
-/// Gives the calling thread a new mount namespace and working folder. Mounts in it are invisible outside; unmounts
-/// outside propagate into it. `false`: the root is no mount point, so mounts in the namespace may be visible outside.
+/// Gives the calling thread a new mount namespace and working folder. Returns whether it is private: its mounts are
+/// invisible outside, and unmounts outside propagate into it. It is not private if the root is no mount point.
 fn own_namespace() -> io::Result<bool> {
     #[expect(deprecated, reason = "the successor is unsafe, for descriptors that stay with a thread; these do not")]
     rustix::thread::unshare(UnshareFlags::NEWNS)?;
@@ -131,7 +131,7 @@ fn own_namespace() -> io::Result<bool> {
 /// The kernel's limit of one fsconfig(2) value, with its final NUL.
 const CONTEXT_VALUE_MAX: usize = 256;
 
-/// Mounts an overlay detached, from the working folder `lower/`, without a namespace, for fewer layers than mount(2).
+/// Mounts an overlay detached, without a private namespace, for fewer layers. The working folder must be `lower/`.
 fn mount_by_context(layers: usize, source: &str, flags: MountFlags) -> io::Result<OwnedFd> {
     let lower = lower_folders(layers);
     if lower.len() >= CONTEXT_VALUE_MAX {

@@ -8,7 +8,7 @@ use rustix::fs::{Advice, fadvise};
 const WRITE_BACK_PERIOD: u64 = 4 << 20;
 /// From this size on, the earlier pages of a blob are dropped from the page cache after their write-back.
 const UNCACHED_MIN: u64 = 256 << 20;
-/// The newest bytes of a layer's file that stay in the page cache. The early syncs have written the earlier bytes.
+/// How many of the newest bytes of a layer's file stay cached. Early syncs have written the earlier bytes.
 const CACHED_MAX: u64 = 256 << 20;
 const DROP_PERIOD: u64 = 16 << 20;
 const PAGE: u64 = 4 << 10;
@@ -25,7 +25,7 @@ pub(crate) fn write_back(file: &File, written_back: u64, length: u64) -> u64 {
 }
 
 /// Drops the earlier pages of a growing file from the page cache. Returns the offset that the next call takes as
-/// `dropped`. No write-back starts while the early syncs keep up: in the unpacking thread, it cost 5 % of a large pull.
+/// `dropped`. Early syncs have written these pages, because a write-back in this thread cost 5 % of a large pull.
 pub(crate) fn drop_written(file: &File, dropped: u64, length: u64) -> u64 {
     let Some(range) = droppable(dropped, length) else { return dropped };
     let _ = fadvise(file, range.start, NonZeroU64::new(range.end - range.start), Advice::DontNeed);
@@ -38,7 +38,7 @@ fn droppable(dropped: u64, length: u64) -> Option<Range<u64>> {
     (end.saturating_sub(dropped) >= DROP_PERIOD).then_some(dropped..end)
 }
 
-/// The bytes to write back, and to drop if they are written back.
+/// The range whose new bytes are written back and whose earlier bytes are dropped. `None` if it is too early.
 fn due(written_back: u64, length: u64) -> Option<Range<u64>> {
     let end = length - length % PAGE;
     if end.saturating_sub(written_back) < WRITE_BACK_PERIOD {

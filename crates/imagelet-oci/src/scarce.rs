@@ -8,12 +8,12 @@ use rustix::{
     process::{Resource, getrlimit},
 };
 
-/// With this limit of open files or more, bounds are not scaled.
+/// From this limit of open files on, bounds of parallel work are not reduced.
 const FILES_FULL: usize = 1024;
 /// Descriptors that are not for pulls. The listeners of a daemon use most of them.
 const FILES_RESERVED: usize = 128;
 
-/// Scales a bound in proportion, if this process may open fewer than [`FILES_FULL`] files. Work beyond the bound waits.
+/// Reduces bounds of parallel work if this process may open fewer than [`FILES_FULL`] files. Work beyond a bound waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DescriptorShare {
     available: usize,
@@ -24,7 +24,7 @@ impl DescriptorShare {
         Self { available: files_max.clamp(FILES_RESERVED, FILES_FULL) - FILES_RESERVED }
     }
 
-    /// At least one, so that work proceeds at any limit of open files.
+    /// The reduced bound. It is at least 1, so that work proceeds at any limit of open files.
     pub(crate) fn of(self, bound: usize) -> usize {
         (bound * self.available / (FILES_FULL - FILES_RESERVED)).max(1)
     }
@@ -78,7 +78,7 @@ where
     attempt().await
 }
 
-/// Retries while no descriptor is free. Blocks the thread.
+/// Repeats `attempt` while no descriptor is free, for at most ten seconds. Blocks the thread.
 pub(crate) fn patiently<T>(mut attempt: impl FnMut() -> Result<T, Errno>) -> Result<T, Errno> {
     for wait in waits() {
         match attempt() {

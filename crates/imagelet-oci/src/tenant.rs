@@ -2,7 +2,7 @@
 
 use imagelet_core::credentials::Credential;
 
-/// The pods of a namespace with a credential, or a client with a credential.
+/// One tenant: the pods of one namespace that use one credential, or a client with one credential.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Tenant {
     pub(crate) namespace: String,

@@ -13,29 +13,29 @@ pub(crate) use self::{
 use self::reservations::GRANT_MIN;
 use crate::manifest::Compression;
 
-/// A pull reserves space in steps: the bytes that it writes in one minute, and at least 64 MiB.
+/// A pull reserves space step by step. A step is the bytes that the pull writes in one minute, but at least 64 MiB.
 const STEP_SECONDS: u64 = 60;
 const STEP_MIN: u64 = 64 << 20;
-/// From this many compressed bytes on, the measured ratio of the layer replaces the assumed ratio.
+/// Once this many compressed bytes of a layer are read, its measured expansion ratio replaces the assumed ratio.
 const MEASURED_MIN: u64 = 4 << 20;
-/// A pull gets a part of the free space only if at least this much is free. The queues of a layer hold fewer bytes.
+/// A pull gets a grant for a part of its step only if this much is free. The queues of a layer hold fewer bytes.
 const PART_MIN: u64 = 4 << 20;
 
-/// When a pull is rejected for lack of space.
+/// The condition under which a pull is rejected for lack of space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Admission {
-    /// If the estimated unpacked size does not fit.
+    /// A pull is rejected if the estimated unpacked size of its layers does not fit.
     Strict,
-    /// If the compressed size does not fit. If only the estimate does not fit, the pull requests space, waits for other
-    /// pulls, and then proceeds.
+    /// A pull is rejected if the compressed size of its layers does not fit. If only the estimate does not fit, the
+    /// pull requests space, waits for other pulls, and then proceeds.
     #[default]
     Compressed,
-    /// Never. Writes fail when the disk is full.
+    /// No pull is rejected. Writes fail when the disk is full.
     Off,
 }
 
-/// Bytes and inodes, each as an estimate and as a certain minimum (`_min`): a manifest has only compressed sizes.
+/// Needed bytes and inodes: a certain minimum (`_min`), and an estimate, because a manifest has only compressed sizes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Amount {
     pub(crate) bytes: u64,
@@ -64,19 +64,19 @@ impl Amount {
         self.each(other, u64::saturating_add)
     }
 
-    /// The next step of a pull that writes `rate` bytes per second.
+    /// The part of this amount that is the pull's next step. The pull writes `rate` bytes per second.
     #[must_use]
     pub(crate) fn step(self, rate: u64) -> Self {
         let bytes = rate.saturating_mul(STEP_SECONDS).max(STEP_MIN);
         self.with_bytes(self.bytes.min(bytes), self.bytes_min.min(bytes))
     }
 
-    /// For missing space: whether the minimum is missing. The pull is not rejected if only the estimate is missing.
+    /// Whether this missing space rejects the pull: a part of the minimum is missing, not only of the estimate.
     pub(crate) fn is_refusal(&self) -> bool {
         self.bytes_min > 0 || self.inodes_min > 0
     }
 
-    /// Replaces the bytes. The inodes shrink in proportion and never grow.
+    /// Replaces the bytes. The inodes shrink in proportion to the bytes, and never grow.
     fn with_bytes(self, bytes: u64, bytes_min: u64) -> Self {
         let share = |inodes: u64| {
             let left = u128::from(inodes) * u128::from(bytes) / u128::from(self.bytes.max(1));
@@ -90,12 +90,12 @@ impl Amount {
 const LAYER_BYTES: u64 = 64 << 10;
 const LAYER_BYTES_MIN: u64 = 16 << 10;
 const LAYER_INODES: u64 = 6;
-/// The inodes of an artifact's file and of the folders in its path.
+/// The inodes that one file of an artifact needs, with the folders in its path.
 const FILE_INODES: u64 = 16;
 const MARGIN_DIVISOR: u64 = 20;
 const MEBIBYTE: u64 = 1 << 20;
 
-/// Assumed ratios, rather too high: unpacked bytes per 1000 compressed bytes, and inodes per compressed MiB.
+/// Returns unpacked bytes per 1000 compressed bytes, and inodes per compressed MiB. Both are assumed, rather too high.
 fn assumed(compression: Compression) -> (u64, u64) {
     match compression {
         Compression::None => (1_500, 48),
@@ -105,7 +105,7 @@ fn assumed(compression: Compression) -> (u64, u64) {
     }
 }
 
-/// The estimate for a layer of `packed` compressed bytes, plus the blob if it is kept. A stored file is its own blob.
+/// The space for a layer of `packed` compressed bytes, plus its blob if `keeps_blob`. A stored file is its own blob.
 pub(crate) fn expected(compression: Compression, packed: u64, keeps_blob: bool) -> Amount {
     let (thousandths, per_mebibyte) = assumed(compression);
     let is_stored = compression == Compression::Stored;
@@ -139,7 +139,7 @@ impl LayerBytes {
         self.packed.saturating_sub(self.read)
     }
 
-    /// The part of a kept blob that is not written yet.
+    /// The bytes of the layer's blob that are not written yet, or 0 if the blob is not kept.
     pub(crate) fn blob(self) -> u64 {
         if self.keeps_blob { self.unread() } else { 0 }
     }
@@ -149,7 +149,7 @@ impl LayerBytes {
     }
 }
 
-/// The space that the layer still needs.
+/// The space that the layer still needs. `amount` is the estimate for the whole layer.
 pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
     let LayerBytes { read, written, .. } = layer;
     if !layer.is_measured() {
@@ -160,13 +160,13 @@ pub(crate) fn rest(amount: Amount, layer: LayerBytes) -> Amount {
     amount.with_bytes(u64::try_from(unpacked).unwrap_or(u64::MAX), packed)
 }
 
-/// The needs of a pull: its absent layers, without the layers that another pull fetches.
+/// The space that a pull needs for its absent layers, without the layers that another pull fetches.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Demand {
     pub(crate) layers: usize,
     pub(crate) compressed: u64,
     pub(crate) amount: Amount,
-    /// The estimate uses the measured ratio of the pull.
+    /// Whether `amount` uses the measured expansion ratio of a layer. If not, it uses assumed ratios.
     pub(crate) is_measured: bool,
     /// The part of `amount` for blobs that are kept, in bytes.
     pub(crate) blobs: u64,
@@ -175,38 +175,38 @@ pub(crate) struct Demand {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,
-    /// `None`: the file system has no inode table.
+    /// `None` if the file system does not limit its inodes.
     pub(crate) free_inodes: Option<u64>,
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
-    /// The part of `reserved` for other tenants.
+    /// The part of `reserved` that pulls of other tenants hold.
     pub(crate) others: Amount,
     pub(crate) pulls: usize,
 }
 
 impl Space {
-    /// Without reservations. Each pair is the free amount, and the amount that must stay free.
+    /// A space without reservations. Each pair has the free amount, and the amount that must stay free.
     pub(crate) fn new((free_bytes, bytes_floor): (u64, u64), (free_inodes, inodes_floor): (Option<u64>, u64)) -> Self {
         let (reserved, others) = (Amount::default(), Amount::default());
         Self { free_bytes, free_inodes, bytes_floor, inodes_floor, reserved, others, pulls: 0 }
     }
 
-    /// The reservations of one tenant count for other tenants only up to this limit: half of the free space.
+    /// Half of the free space. The reservations of one tenant count for other tenants only up to this limit.
     pub(crate) fn share_max(&self) -> Amount {
         let bytes = self.free_bytes.saturating_sub(self.bytes_floor) / 2;
         let inodes = self.free_inodes.map_or(u64::MAX, |free| free.saturating_sub(self.inodes_floor) / 2);
         Amount { bytes, bytes_min: bytes, inodes, inodes_min: inodes }
     }
 
-    /// Bytes above the floor that no pull has reserved.
+    /// The free bytes above `bytes_floor` that no pull has reserved.
     pub(crate) fn usable(&self) -> u64 {
         self.free_bytes.saturating_sub(self.bytes_floor).saturating_sub(self.reserved.bytes)
     }
 }
 
-/// The missing space; `None`: the pull fits. The estimate is what the pull lacks to fit, and the minimum is what it
-/// lacks to be accepted.
+/// Returns the missing space, or `None` if the pull fits. If no part of the minimum (`_min`) is missing, the pull can
+/// be accepted although its estimate does not fit.
 pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Option<Amount> {
     let all = demand.amount.plus(space.reserved);
     let least = if admission == Admission::Strict { (all.bytes, all.inodes) } else { (all.bytes_min, all.inodes_min) };
@@ -221,23 +221,23 @@ pub(crate) fn decide(admission: Admission, demand: &Demand, space: &Space) -> Op
         bytes_min: bytes_short(least.0),
         inodes_min: inodes_short(least.1),
     };
-    // Layers that are present, or that another pull fetches, need no space.
+    // A demand of 0 layers needs no space: each layer is present, or another pull fetches it.
     let fits = admission == Admission::Off || demand.layers == 0 || (missing.bytes == 0 && missing.inodes == 0);
     (!fits).then_some(missing)
 }
 
-/// The amount that must fit into the free space.
+/// The part of a pull's demand that must fit into the free space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Fit {
     Whole,
-    /// The next step. A collection can free space for the later steps.
+    /// The next step of the pull. A collection can free space for the later steps.
     Step,
-    /// A part of the next step. The step is only an estimate, and the ratio of written bytes gives a better estimate.
+    /// A part of the next step. The step is only an estimate; the bytes that the pull writes give a better one.
     Part,
 }
 
-/// The bytes that a pull may write before its next request. `Err`: the space that is missing for the whole pull, and
-/// the space that is missing for its next step.
+/// Returns the bytes that a pull may write before its next request for space. `Err` has the space that is missing for
+/// the whole pull, and the space that is missing for its next step.
 pub(crate) fn grant(
     admission: Admission,
     fit: Fit,
@@ -250,7 +250,7 @@ pub(crate) fn grant(
     match (missing, missing_now) {
         (None, None) => Ok(step.bytes),
         (_, Some(missing)) if fit == Fit::Part && missing.inodes_min == 0 && usable >= PART_MIN => Ok(usable / 2),
-        // The estimate does not fit, but the minimum does: the write fails if the disk is full.
+        // The minimum fits, so the pull may write without a limit. A write fails if the disk is full.
         (_, Some(missing)) if fit == Fit::Part && !missing.is_refusal() => Ok(u64::MAX),
         (missing, missing_now) => {
             let now = missing_now.unwrap_or_default();
@@ -259,9 +259,9 @@ pub(crate) fn grant(
     }
 }
 
-/// The bytes that a running pull may write beyond its estimate: half of the free space, up to 64 MiB. The end of a
-/// layer may expand more than its beginning. `Err`: the missing space, if almost nothing is free. The pull is then not
-/// rejected, because it may be almost complete.
+/// Returns the bytes that a running pull may write: `granted`, but at least half of the free space up to 64 MiB,
+/// because the end of a layer may expand more than its beginning. `Err` has the missing space if almost nothing is
+/// free. This does not reject the pull, because it may be almost complete.
 pub(crate) fn more(granted: u64, is_used_up: bool, now: &Space) -> Result<u64, Amount> {
     let usable = now.usable();
     if usable < PART_MIN && (is_used_up || usable < 2 * GRANT_MIN) {
@@ -270,8 +270,8 @@ pub(crate) fn more(granted: u64, is_used_up: bool, now: &Space) -> Result<u64, A
     Ok(granted.max((usable / 2).min(STEP_MIN)))
 }
 
-/// Whether to wait until other pulls end: without their estimates, this pull fits. The pulls of other tenants count
-/// only with [`Admission::Strict`].
+/// Whether this pull fits after other pulls have ended, so that it waits for them. A pull waits for the pulls of its
+/// tenant, and for those of other tenants only with [`Admission::Strict`].
 pub(crate) fn helps_to_wait(admission: Admission, demand: &Demand, space: &Space) -> bool {
     let beside = |reserved| decide(admission, demand, &Space { reserved, ..*space });
     let stays = if admission == Admission::Strict { Amount::default() } else { space.others };

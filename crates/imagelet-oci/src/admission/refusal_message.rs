@@ -7,7 +7,7 @@ use imagelet_core::{
 
 use super::{Admission, Amount, Demand, Space};
 
-/// `could_free`: the bytes that a collection could still free. `None`: no collection was requested.
+/// The error of a rejected pull. `could_free` is what a collection could still free, or `None` if none was requested.
 pub(crate) fn refusal(
     admission: Admission,
     demand: &Demand,
@@ -46,7 +46,7 @@ fn bytes_needed(is_strict: bool, demand: &Demand) -> String {
     let Demand { layers, compressed, amount, is_measured, blobs } = demand;
     let packed = format!("{} not here, {} compressed", counted(*layers, "layer"), ByteSize(*compressed));
     let ratio = amount.bytes.saturating_sub(*blobs) as f64 / (*compressed).max(1) as f64;
-    // For a tiny layer, the ratio is meaningless: its fixed overhead is larger than the layer.
+    // The shown ratio is limited: for a tiny layer it is meaningless, because the fixed overhead exceeds the layer.
     let ratio = format!("{:.1} {}", ratio.min(99.9), if *is_measured { "measured" } else { "assumed" });
     let blobs = if *blobs > 0 { ", blobs kept" } else { "" };
     let (bytes, least) = (ByteSize(amount.bytes), ByteSize(amount.bytes_min));

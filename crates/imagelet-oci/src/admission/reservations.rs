@@ -20,9 +20,9 @@ use tokio::{
 use super::{Amount, Demand, LayerBytes, rest};
 use crate::tenant::Tenant;
 
-/// The smallest grant, in bytes.
+/// The smallest number of bytes that a grant allows a pull to write.
 pub(super) const GRANT_MIN: u64 = 1 << 20;
-/// How often a waiting thread checks whether its layer is cancelled.
+/// The interval at which a waiting thread checks whether its layer is cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
@@ -44,7 +44,7 @@ struct ReservedPull {
 }
 
 struct ReservedLayer {
-    /// The estimate for the whole layer.
+    /// The estimated space for the whole layer.
     amount: Amount,
     packed: u64,
     keeps_blob: bool,
@@ -58,14 +58,14 @@ struct LayerProgress {
     is_over: AtomicBool,
 }
 
-/// The grant of a pull. At the end of the grant, the pull waits for the next grant.
+/// The bytes that a pull may write. At the end of its grant, the pull waits for the next grant.
 struct PullSpace {
     meter: HoldMeter,
     grant: watch::Sender<Grant>,
     wanted: Notify,
 }
 
-/// Positions in the bytes that the pull has written since its start, including the bytes of restarted layers.
+/// A grant, as offsets in all bytes that the pull has written since its start, with those of restarted layers.
 #[derive(Clone, Copy, Debug)]
 struct Grant {
     asks_at: u64,
@@ -81,7 +81,7 @@ struct PullRest<'a> {
 
 pub(crate) struct RunningPull {
     pub(crate) tenant: Arc<Tenant>,
-    /// The layers that are not unpacked yet; `compressed` has only the unread bytes.
+    /// The space for the layers that are not unpacked yet. `compressed` counts only their unread bytes.
     pub(crate) demand: Demand,
     pub(crate) step: Amount,
 }
@@ -89,11 +89,11 @@ pub(crate) struct RunningPull {
 /// The reservations of all pulls except one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OthersReserved {
-    /// Of the pulls of the same tenant: the space that they still need, and their next steps.
+    /// `rests` is the space that the pulls of the same tenant still need. `steps` is the sum of their next steps.
     pub(crate) rests: Amount,
     pub(crate) steps: Amount,
     pub(crate) pulls: usize,
-    /// For each other tenant: the next steps of its pulls.
+    /// One item for each other tenant: the sum of the next steps of its pulls.
     by_tenant: Vec<Amount>,
 }
 
@@ -109,7 +109,7 @@ pub(crate) struct OpenReservations<'a> {
 }
 
 impl Reservations {
-    /// Locks the reservations: no other pull reserves meanwhile.
+    /// Locks the reservations, so that no other pull reserves space until the lock is dropped.
     pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
         OpenReservations { reservations: self, table: locked(&self.table) }
     }
@@ -120,7 +120,8 @@ impl Reservations {
 }
 
 impl ReservationTable {
-    /// A layer of several pulls counts for the first pull, and for each other pull that has read bytes of it.
+    /// The space that each pull needs. A shared layer counts for its first pull, and for each other pull that has read
+    /// from it.
     fn rests(&self) -> Vec<PullRest<'_>> {
         let (mut counted, now) = (HashSet::new(), Instant::now());
         let mut rests = Vec::with_capacity(self.pulls.len());
@@ -138,7 +139,7 @@ impl OpenReservations<'_> {
         self.table.rests().into_iter().map(|of| of.step).fold(Amount::default(), Amount::plus)
     }
 
-    /// The reservations of all pulls except `itself`, as seen by `tenant`.
+    /// The reservations that a pull of `tenant` must respect: all except its own, which has the number `itself`.
     pub(crate) fn seen(&self, tenant: &Arc<Tenant>, itself: Option<u64>) -> OthersReserved {
         let (mut seen, mut others) = (OthersReserved::default(), Vec::<(&Arc<Tenant>, Amount)>::new());
         for PullRest { number, pull, rest, step } in self.table.rests() {
@@ -244,13 +245,13 @@ impl PullSpace {
         self.meter.bytes() >= self.grant.borrow().ends_at
     }
 
-    /// Requests more space from `asks_at` on; waits from `ends_at` on.
+    /// Requests more space if the pull has reached `asks_at`. Waits for a new grant if the pull has reached `ends_at`.
     async fn wait(&self) {
         if self.is_enough() {
             return;
         }
         let mut grant = self.grant.subscribe();
-        // Other threads may use up a new grant before this thread sees it. Then this thread requests again.
+        // Other threads may use up a new grant before this thread sees it. Then this thread requests more space again.
         let may_write = |grant: &Grant| {
             if self.meter.bytes() >= grant.asks_at {
                 self.wanted.notify_one();
@@ -261,7 +262,7 @@ impl PullSpace {
     }
 }
 
-/// The reservation of one pull, released on drop. After the drop, only the floors bound the threads that still write.
+/// The reservation of one pull, released on drop. Afterwards, only the free-space floors limit writes.
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
     reservations: Arc<Reservations>,
@@ -279,7 +280,7 @@ impl Reservation {
     pub(crate) async fn asks(&self) {
         loop {
             self.space.wanted.notified().await;
-            // Each thread of the pull requests space, but one grant is for all threads.
+            // Each thread of the pull may request space, but one grant is for all of them. Late requests are ignored.
             if !self.space.is_enough() {
                 return;
             }
@@ -292,7 +293,7 @@ impl Reservation {
         WrittenBytes { layer: layer.unwrap_or_default(), space }
     }
 
-    /// Ends the reservation of a layer that is unpacked.
+    /// Releases the reserved space of a layer after the layer is unpacked.
     pub(crate) fn release(&self, layer: &Digest) {
         if let Some(layer) = self.layers.get(layer) {
             layer.is_over.store(true, Ordering::Relaxed);
@@ -307,18 +308,18 @@ impl Drop for Reservation {
             locked(&self.reservations.table).pulls.remove(&self.number);
             self.reservations.returned.notify_waiters();
         }
-        // This grant follows the removal, so that no other grant replaces it.
+        // This grant lets the waiting threads end. It follows the removal, so that no later grant replaces it.
         self.space.grant.send_replace(Grant::of(0, u64::MAX));
     }
 }
 
-/// Counts the bytes that a thread unpacks, and stops the thread when it may write no more. A compressed frame that has
-/// arrived may expand a thousandfold.
+/// Counts the bytes that a thread unpacks, and pauses the thread at the end of its pull's grant. The thread itself must
+/// pause, because one received frame may expand a thousandfold.
 #[derive(Default)]
 pub(crate) struct WriteGate {
     written: WrittenBytes,
     cancelled: Arc<AtomicBool>,
-    /// The runtime of the wait. `None`: the thread does not wait.
+    /// The runtime that runs the wait for a grant. `None` for a thread that never waits.
     runtime: Option<Handle>,
 }
 
@@ -327,7 +328,7 @@ impl WriteGate {
         Self { written, cancelled, runtime: Handle::try_current().ok() }
     }
 
-    /// Counts the bytes, then waits if the grant is used up. The wait ends early when the layer is cancelled.
+    /// Counts unpacked bytes, then waits if the pull's grant is used up. The wait ends when the layer is cancelled.
     pub(crate) fn add(&self, bytes: u64) {
         self.written.add(bytes);
         let (Some(space), Some(runtime)) = (&self.written.space, &self.runtime) else { return };
@@ -345,7 +346,7 @@ impl WriteGate {
 #[derive(Clone, Default)]
 pub(crate) struct WrittenBytes {
     layer: Arc<LayerProgress>,
-    /// `None`: the layer is not reserved.
+    /// The grant of the pull. `None` if no space is reserved for the layer, so that its writes do not wait.
     space: Option<Arc<PullSpace>>,
 }
 
@@ -357,19 +358,19 @@ impl WrittenBytes {
         }
     }
 
-    /// Counts compressed bytes that are inflated, or that need no inflating.
+    /// Counts bytes of the blob that are inflated, or that are not compressed.
     pub(crate) fn read(&self, bytes: u64) {
         self.layer.read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Waits if the grant is used up.
+    /// Waits for the next grant of the pull if the current grant is used up.
     pub(crate) async fn space(&self) {
         if let Some(space) = &self.space {
             space.wait().await;
         }
     }
 
-    /// The layer restarts after the bytes that are on the disk: `read` compressed bytes, `written` unpacked bytes.
+    /// Sets the counts of a layer that continues from a partial state: `read` bytes of its blob, `written` unpacked.
     pub(crate) fn restart(&self, read: u64, written: u64) {
         self.layer.written.store(written, Ordering::Relaxed);
         self.layer.read.store(read, Ordering::Relaxed);

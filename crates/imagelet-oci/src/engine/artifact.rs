@@ -51,7 +51,7 @@ impl Engine {
             let blobs: Vec<_> = blobs.iter().collect();
             let open = |tree: usize| {
                 let (key, _) = blobs[tree];
-                // A pull that shares the layer may move it into the store at any time.
+                // A pull that shares the layer may move the staged tree into the store at any time.
                 let opened = staged.get(key).and_then(|layer| open(&layer.staged_tree()).ok());
                 opened.map_or_else(|| open(&store.layer_tree(key)), Ok)
             };
@@ -83,7 +83,7 @@ fn open(path: &std::path::Path) -> io::Result<OwnedFd> {
 #[derive(Debug, PartialEq, Eq)]
 enum NameFault {
     TooMany,
-    /// The path is in two trees, and not a folder in both.
+    /// Two trees have the path, at least one of them as a file or a link.
     Common {
         path: Vec<u8>,
         trees: [usize; 2],
@@ -99,7 +99,7 @@ fn fault_of_names(
     // The key is random, so that no artifact can contain names with equal hashes.
     let key = RandomState::new();
     let hash = |path: &[u8]| key.hash_one(path) >> 1;
-    // The lowest bit: whether the name is a folder's.
+    // The lowest bit of each hash is 1 if the name is a folder's.
     let mut names: Vec<u64> = Vec::new();
     for tree in 0..trees {
         each_name(open(tree)?, |path, is_folder| names.push(hash(path) << 1 | u64::from(is_folder)))?;

@@ -19,9 +19,9 @@ use crate::{
 type Read = (ImageDocument, ManifestDocument);
 
 impl Engine {
-    /// Resolves a digest that was pulled from this repository, or a tag of the present image, if the registry grants it
-    /// to the request's credential. A `HEAD` does not count as a pull; a `GET` of a manifest does. `None`: the caller
-    /// must fetch, which also gives a more precise error.
+    /// Resolves a digest or tag of a present image, if the registry confirms it by `HEAD` for the request's credential.
+    /// A registry counts a `GET` of a manifest as a pull, but not a `HEAD`. Returns `None` if the caller must fetch,
+    /// which also gives a more precise error.
     pub(super) async fn confirmed(
         &self,
         target: &PullTarget,
@@ -32,7 +32,7 @@ impl Engine {
         match session.confirm(&target.reference, &digest).await {
             Ok(true) => Ok(Some(resolved)),
             Ok(false) => Ok(None),
-            // A token service answers a fetch with the same error.
+            // A fetch would fail with the same error, so the caller need not try.
             Err(error) if error.is_outage() || error.fault().stage == Stage::Token => Err(error),
             Err(_) => Ok(None),
         }
@@ -48,8 +48,8 @@ impl Engine {
         Some(record.index.as_ref().unwrap_or(&record.pulled.digest).clone())
     }
 
-    /// The documents from a digest to the image for the platform, and whether an index names the platform. `None`: a
-    /// document is not on the disk.
+    /// The documents from a digest to the image for the platform, and whether an index names the platform. Returns
+    /// `None` if a document is not on the disk.
     async fn resolved_here(&self, target: &PullTarget, session: &PullSession, digest: &Digest) -> Option<Resolved> {
         let (_, name) = target.reference.names_of(digest);
         let id = self.store.resolve(&name).ok()??;
@@ -69,7 +69,7 @@ impl Engine {
         resolved(root, self.document_here(&id, "manifest.json", &entry.digest).await?, is_named)
     }
 
-    /// The recorded documents of an image. A document that the disk has lost is fetched in the session.
+    /// The documents that an image's record names. A document that the disk has lost is fetched in `session`.
     pub(super) async fn recorded(
         &self,
         record: &ImageRecord,

@@ -8,19 +8,19 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Engine, blocking};
 use crate::store::{Durability, SyncView};
 
-/// Pulls that end within this delay share one sync, and their own durable writes do not wait for that sync.
+/// The delay before a background sync. Pulls that end within it share the sync. Their own durable writes come before.
 const SYNC_DELAY: Duration = Duration::from_millis(500);
 
-/// The first early sync starts before the end of a small image. It saves an eighth of the time of a 6 MB pull, and
-/// costs a large pull nothing.
+/// The delay of the first early sync, so short that a small image profits. The sync saves an eighth of the time of a 6
+/// MB pull, and costs a large pull nothing.
 const FIRST_SYNC: Duration = Duration::from_millis(50);
 
 /// The period of later early syncs. A quarter of this period slowed large images and sped up none.
 const SYNC_PERIOD: Duration = Duration::from_millis(600);
 
-/// The pause between two early syncs. `synced`: the duration of the previous sync; `produced`: the time in which its
-/// data was written. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the next
-/// sync follows at once. On a disk with a high but constant latency, the pauses stay.
+/// The pause between two early syncs. `synced` is the duration of the previous sync, and `produced` the time in which
+/// pulls wrote its data. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the
+/// next sync follows at once. On a disk with a high but constant latency, the pauses stay.
 fn pause(produced: Duration, synced: Duration) -> Duration {
     if synced > produced { Duration::ZERO } else { SYNC_PERIOD }
 }
@@ -31,7 +31,7 @@ impl Engine {
         if !self.store.is_unsettled() {
             return;
         }
-        // If the store is closed in the meantime, the next owner continues.
+        // If the store is closed before this sync, its next owner syncs.
         let store = Arc::downgrade(&self.store);
         tokio::spawn(async move {
             tokio::time::sleep(SYNC_DELAY).await;
@@ -42,7 +42,7 @@ impl Engine {
         });
     }
 
-    /// Syncs early, in parallel with the unpacking, until the drop. The pulls' own views receive the errors.
+    /// Syncs early, in parallel with the unpacking, until the handle is dropped. The pulls' views receive the errors.
     pub(crate) fn sync_early(&self) -> Option<AbortOnDropHandle<()>> {
         // The task has only the path, so that the store can be closed.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.syncing_early));

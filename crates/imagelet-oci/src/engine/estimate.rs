@@ -18,18 +18,18 @@ use tokio::time::Instant;
 use super::{Engine, parse_reference, sharing::only_from};
 use crate::{admission::expected, manifest::Descriptor, registry::Resolved};
 
-/// Maximum age of a resolved manifest: a pull waits at most this long for its turn.
+/// Maximum age of a cached resolution: after its estimate, a pull waits at most this long for its turn.
 const AGE_MAX: Duration = Duration::from_secs(30);
 const KEPT_MAX: usize = 64;
 /// Maximum bytes of cached documents. A larger document is fetched again.
 const BYTES_MAX: usize = 8 << 20;
 
-/// The key of a resolution. A request must not get a resolution that another credential has opened.
+/// The key of a cached resolution. It has the credentials: a request must not get another credential's resolution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
-    /// The caller named the platform. `false`: it is the node's.
+    /// Whether the caller has named the platform; otherwise the platform is the node's.
     pub(super) is_platform_given: bool,
     /// The credentials of the registry and of other hosts.
     pub(super) credentials: Vec<Credential>,
@@ -48,7 +48,7 @@ impl PullTarget {
     }
 }
 
-/// Recently resolved manifests. Each is for one pull with the same credential.
+/// Recently resolved manifests. Each resolution serves one pull with the same credential.
 #[derive(Default)]
 pub(super) struct Resolutions(Mutex<VecDeque<CachedResolution>>);
 
@@ -89,7 +89,7 @@ impl Engine {
         target: &PullTarget,
         progress: Option<&Progress>,
     ) -> Result<Resolved, RuntimeError> {
-        // One session for both resolutions, so that both use one token, and a rejected credential is sent once.
+        // The check and the fetch of a manifest share a session, so they use one token and send a bad credential once.
         let session = self.registry.session(&target.reference, &target.credentials, target.patience).await?;
         if let Some(progress) = progress {
             session.report_to(progress);
@@ -119,8 +119,8 @@ impl Engine {
         Ok(estimate)
     }
 
-    /// Without the configuration, a layer is identified by its blob. So a layer with another compression is missing. A
-    /// file of an artifact is identified by its blob and path.
+    /// Compares a resolution with the store. Without the configuration, a layer is identified by its blob, so a present
+    /// layer counts as missing if its compression differs. A file of an artifact is identified by its blob and path.
     fn compare(&self, resolved: &Resolved) -> PullEstimate {
         let id = resolved.image_id();
         let reference = resolved.session.reference();
@@ -152,7 +152,7 @@ impl Engine {
     }
 }
 
-/// Each blob once, because a blob is fetched once.
+/// The layers without repeated blobs, because a blob is fetched once.
 fn distinct<'a>(layers: impl IntoIterator<Item = &'a Descriptor>) -> impl Iterator<Item = &'a Descriptor> {
     let mut seen = HashSet::new();
     layers.into_iter().filter(move |layer| seen.insert(&layer.digest))

@@ -30,13 +30,13 @@ use crate::{
     tenant::Tenant,
 };
 
-/// After this number of failed fetches of other tenants, a pull no longer waits for such fetches.
+/// After this number of failed fetches of other tenants, a pull no longer waits for fetches of other tenants.
 const FAILED_MAX: u32 = 2;
 
-/// The layers that are being fetched, or that are staged and not committed. The tests use no registry and no store.
+/// The layers that are being fetched, or that are staged as `T` and not committed.
 pub(crate) struct LayerSingleFlight<T>(Mutex<HashMap<LayerKey, Arc<LayerSlot<T>>>>);
 
-/// A layer, and the repository whose pulls may share it. `None`: all pulls may share it.
+/// A layer, and the only repository whose pulls may share it; with `None`, all pulls may share the layer.
 type LayerKey = (Digest, Option<String>);
 
 struct LayerSlot<T> {
@@ -85,7 +85,7 @@ impl LayerCaller {
         })
     }
 
-    /// Whether the pull should wait for a fetch. `may_wait`: also for a fetch of another tenant.
+    /// Whether the pull should wait for a running fetch. Waits for another tenant's fetch only if `may_wait` is true.
     fn waits_for(&self, fetch: &LayerFetch, may_wait: bool, now: Instant) -> bool {
         let LayerFetch { caller: other, pace, .. } = fetch;
         if self.tenant == other.tenant && self.repository == other.repository {
@@ -105,7 +105,7 @@ pub(crate) enum RaceOutcome<F, P, T> {
     Own(F, FetchGuard<T>),
 }
 
-/// A running fetch. The drop marks its end, and waiting pulls check again.
+/// A running fetch. The drop ends the fetch, and waiting pulls then check again.
 pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
     number: u64,
@@ -118,7 +118,7 @@ impl<T> FetchGuard<T> {
         locked(&self.slot.state).ended != self.ended
     }
 
-    /// Other pulls share the layer from now on.
+    /// From now on, other pulls share the staged layer.
     fn publish(self, staged: &Arc<T>) {
         locked(&self.slot.state).staged = Arc::downgrade(staged);
     }
@@ -135,15 +135,15 @@ impl<T> Drop for FetchGuard<T> {
 }
 
 impl<T> LayerSlot<T> {
-    /// The layer, staged by another pull.
+    /// The layer that another pull has staged, if any.
     fn staged(&self) -> Option<Arc<T>> {
         locked(&self.state).staged.upgrade()
     }
 
-    /// Waits until a fetch has ended, so that the number of ended fetches is not `seen`.
+    /// Waits until the number of ended fetches differs from `seen`.
     async fn ended_since(&self, seen: u64) {
         loop {
-            // Created before the check, so that it receives every later notification.
+            // The future is created before the check, so that it receives every later notification.
             let ended = self.ended.notified();
             if locked(&self.state).ended != seen {
                 return;
@@ -160,7 +160,7 @@ impl<T> LayerSlot<T> {
         fetch.map(|fetch| fetch.caller.reference.clone())
     }
 
-    /// Starts a fetch. `None`: the caller should wait for another fetch, or a fetch has ended since the last check.
+    /// Starts a fetch, unless the caller should wait for another fetch, or a fetch has ended since the last check.
     fn begin(
         self: &Arc<Self>,
         caller: &Arc<LayerCaller>,
@@ -195,7 +195,7 @@ impl<T> Default for LayerSingleFlight<T> {
 }
 
 impl<T> LayerSingleFlight<T> {
-    /// Waits for other fetches that are fast enough. Otherwise enters, and fetches until the first fetch is whole.
+    /// Waits for other pulls' fetches that are fast enough. Otherwise fetches, too, until one fetch is complete.
     ///
     /// `present` checks whether the layer is at its destination, or takes the layer that another pull has staged.
     /// `enter` waits for the right to fetch.
@@ -213,7 +213,7 @@ impl<T> LayerSingleFlight<T> {
         Fetch: Future<Output = Result<F, E>>,
     {
         let slot = self.slot(key);
-        // Reports the wait, and reports its end even if this future is dropped.
+        // `waits` reports the wait for a fetch. Its drop reports the end, even if this future is dropped.
         let mut waits = None;
         let (mut seen, mut failed) = (locked(&slot.state).ended, 0);
         let (entered, guard) = loop {
@@ -229,7 +229,7 @@ impl<T> LayerSingleFlight<T> {
                 seen = locked(&slot.state).ended;
                 continue;
             }
-            // The wait for a slot continues while other fetches end.
+            // The wait for a place continues while other fetches of the layer end.
             let mut entering = pin!(enter());
             let (entered, pace) = loop {
                 let entered = tokio::select! {
@@ -266,7 +266,7 @@ impl<T> LayerSingleFlight<T> {
         }
     }
 
-    /// The slot of a layer. Slots without a pull and a staged layer are removed.
+    /// The slot of a layer. Removes slots that have neither a pull nor a staged layer.
     fn slot(&self, key: LayerKey) -> Arc<LayerSlot<T>> {
         let mut slots = locked(&self.0);
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || locked(&slot.state).staged.strong_count() > 0);
@@ -283,7 +283,7 @@ impl Engine {
         &self.confinement
     }
 
-    /// Fetches a layer, or shares a present layer or another pull's layer. `None`: the layer is in the store.
+    /// Fetches a layer, or shares another pull's layer. Returns `None` if the store has the layer.
     pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,
@@ -333,7 +333,7 @@ impl Engine {
             (window, self.places.place(job.claim.clone(), &job.descriptor, progress).await)
         };
         let enter = async || {
-            // A spare needs no slot.
+            // A layer from a spare needs no place.
             if self.has_spare(&wanted) {
                 return (None, Arc::clone(&spare_pace));
             }
@@ -363,7 +363,7 @@ impl Engine {
         Box::pin(flight.race(key, &caller, present, enter, fetch)).await
     }
 
-    /// Whether there is a spare. A spare has no blob, so it is not used if blobs are kept.
+    /// Whether the pull can use a spare layer. A spare has no blob, so it is not used if blobs are kept.
     pub(super) fn has_spare(&self, wanted: &SpareWanted<'_>) -> bool {
         !self.config.keep_blobs && self.store.has_spare(wanted)
     }

@@ -67,10 +67,10 @@ pub struct EngineConfig {
     pub registry: RegistryConfig,
     pub durability: Durability,
     pub keep_blobs: bool,
-    /// How long the content of an unfinished pull stays for the next pull. Zero: it is removed at once.
+    /// How long the content of an unfinished pull stays for the next pull. With zero, it is removed at once.
     pub resume_for: Duration,
     pub limits: LayerLimits,
-    /// When a pull gives up a resource that other pulls wait for.
+    /// The rules by which a pull gives up a resource that other pulls wait for.
     pub hold: HoldPolicy,
     pub admission: Admission,
 }
@@ -110,7 +110,7 @@ impl EngineConfig {
         }
     }
 
-    /// The parallelism of a pull, and the machine that determines it.
+    /// A text about the parallelism of a pull, and about the machine that determines it.
     pub fn sizes(&self) -> String {
         let layers = counted(self.limits.layers_in_flight as u64, "layer");
         format!("{layers} of an image at once, {} ({})", self.registry.fetch_sizes, Machine::here())
@@ -122,16 +122,16 @@ pub struct Engine {
     registry: Registry,
     store: Arc<Store>,
     config: EngineConfig,
-    /// One entry per layer that is being fetched: a second pull waits for the first fetch.
+    /// One entry for each layer that is being fetched: a second pull of the layer waits for the first fetch.
     fetching: LayerSingleFlight<StagedLayer>,
     turns: LayerTurns,
     places: Arc<PullSlots>,
     budget: Arc<UnpackBudget>,
     confinement: Confinement,
     pulls: AtomicU64,
-    /// Only one pull runs the early syncs, for all pulls.
+    /// The lock of the early syncs, which one pull runs for all pulls.
     syncing_early: Arc<tokio::sync::Mutex<()>>,
-    /// Only one artifact's names are compared at a time, because the comparison uses memory.
+    /// The lock for comparing an artifact's names: only one comparison at a time, because it uses memory.
     comparing_names: Arc<tokio::sync::Mutex<()>>,
     reservations: Arc<Reservations>,
     room: OnceLock<Arc<dyn MakeRoom>>,
@@ -153,7 +153,7 @@ impl Engine {
         Self::open_telling(config, &|_| {}).await
     }
 
-    /// As [`Engine::open`], with the same errors. Reports the reason for a longer wait once.
+    /// Opens the store, with the same errors as [`Engine::open`]. Calls `tell` once with the reason for a longer wait.
     pub async fn open_telling(
         config: EngineConfig,
         tell: &(dyn Fn(&str) + Send + Sync),
@@ -181,7 +181,7 @@ impl Engine {
             room: OnceLock::new(),
             resolutions: Resolutions::default(),
         });
-        // The first caller needs the list, so it is built in the background.
+        // The list of images is built in the background, because the first caller needs it.
         tokio::task::spawn_blocking({
             let store = Arc::clone(&store);
             move || drop(store.listed())
@@ -208,7 +208,7 @@ impl Engine {
         self.store.check_writable()
     }
 
-    /// The store's mounts, as uses of its images.
+    /// A service that reports the store's mounts as containers, so that their images count as used.
     pub fn container_service(&self) -> Arc<dyn ContainerService> {
         Arc::new(MountUses(Arc::clone(&self.store)))
     }
@@ -227,7 +227,7 @@ impl Engine {
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 
-    /// The image with a name or id. An absent image is an error.
+    /// The id of the image with this name or id. An absent image is an error.
     fn present(&self, image: &str) -> Result<ImageId, RuntimeError> {
         self.store.resolve(image)?.ok_or_else(|| {
             RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{image}` is not present"))
@@ -240,7 +240,7 @@ impl Engine {
         Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
 
-    /// Records the progress of a pull, too, for processes that wait for the store.
+    /// Extends `progress`: also records the progress of a pull for processes that wait for the store.
     fn marking_progress(&self, progress: Progress) -> Progress {
         let store = Arc::clone(&self.store);
         Arc::new(move |event| {
@@ -329,7 +329,7 @@ impl LocalStore for Engine {
             if let Some((id, names)) = image
                 && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
             {
-                // The removal of the last name removes the image.
+                // The removal of the last tag removes the image.
                 refuse_if_mounted(store, &id, &name)?;
             }
             store.remove_name(&name)?;
@@ -474,7 +474,7 @@ fn parse_reference(name: &str) -> Result<Reference, RuntimeError> {
     })
 }
 
-/// The caller has locked the store's mounting, so that no mount starts meanwhile.
+/// Rejects the removal of a mounted image. The caller holds the store's mount lock, so that no mount starts meanwhile.
 fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), RuntimeError> {
     let Some(mounted) = mount::mounts(store)?.into_iter().find(|mounted| mounted.image == id.as_str()) else {
         return Ok(());
@@ -484,7 +484,7 @@ fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), Runt
     Err(refused.with_hint(mounted.hint()))
 }
 
-/// Frees the space of a removal. An error does not undo the removal: the next sweep continues.
+/// Frees the space of removed images. After an error, the images stay removed, and the next sweep continues.
 fn free(store: &Store) {
     if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
         tracing::warn!(error = error.chain(), "could not free all that a removed image took");

@@ -32,9 +32,9 @@ use crate::{
 
 pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
-    /// Opened before the first byte of a layer is written.
+    /// A view that was opened before the first byte of a layer was written.
     pub(super) view: Arc<SyncView>,
-    /// Ends at an error after which no content of the pull stays.
+    /// Whether the pull's unfinished content stays for a later pull; some errors end that.
     pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
     claim: SlotRequest,
@@ -85,7 +85,7 @@ impl Engine {
         let (by_tag, by_digest) = target.reference.names_of(&resolved.root.digest);
         let names: Vec<String> = by_tag.into_iter().chain([by_digest]).collect();
         announce(&resolved, progress)?;
-        // A digest in a manifest of another repository proves nothing: the registry must send the configuration.
+        // Only an image that was pulled from this repository is reused; else the registry must send the configuration.
         if self.store.is_named_in(&id, resolved.session.reference().repository()) {
             self.check_present(&resolved, &target)?;
             if self.already_here(&resolved, &names, progress).await? {
@@ -117,7 +117,7 @@ impl Engine {
         tenant: Arc<Tenant>,
         progress: &Progress,
     ) -> Result<LayerFetches, RuntimeError> {
-        // Reserved until the image is committed, or its leftovers are in the trash.
+        // The space stays reserved until the image is committed, or its leftovers are in the trash.
         let pull = self.pulls.fetch_add(1, Ordering::Relaxed);
         let (reservation, continued) = self.admit(wanted, (pull, Arc::clone(&tenant)), progress).await?;
         let view = self.on_disk(|store| store.pull_view()).await?;
@@ -145,7 +145,7 @@ impl Engine {
         Resumption::new(self.config.resume_for > Duration::ZERO)
     }
 
-    /// A layer to fetch. `reserved`: the key of its reservation.
+    /// A layer to fetch. `reserved` is the key of the layer's reservation.
     pub(super) fn layer_job(
         &self,
         fetches: &LayerFetches,
@@ -167,7 +167,7 @@ impl Engine {
                 written_bytes: fetches.reservation.written_bytes(reserved),
             },
             blob: CompressedCopy {
-                // A file is its own blob.
+                // An artifact's file needs no kept blob, because the file is the blob.
                 is_kept: self.config.keep_blobs && !matches!(artifact, Some(BlobLayout::File(_))),
                 resumption: fetches.resumption.clone(),
                 key: PartialKey::new(&descriptor.digest, repository),
@@ -288,7 +288,7 @@ impl Engine {
     fn check_present(&self, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
         let Some((record, _)) = self.store.image(&resolved.image_id()) else { return Ok(()) };
         let (os, architecture) = record.pulled.platform.split_once('/').unwrap_or_default();
-        // The record has no variant. An image that was accepted once is accepted again.
+        // The record has no variant, so the requested variant is assumed: an accepted image stays accepted.
         let variant = target.platform.variant.clone().unwrap_or_default();
         let config =
             ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };

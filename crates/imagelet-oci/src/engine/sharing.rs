@@ -13,9 +13,9 @@ use crate::{
     store::StagedLayer,
 };
 
-/// The only repository whose layers, spares and partial blobs a pull may use. `None`: any, because the verified
-/// configuration of an image names its layers by content. An artifact's layers are named only by its manifest, which
-/// proves nothing.
+/// The only repository whose layers, spares and partial blobs a pull may use. `None` permits all repositories: the
+/// verified configuration of an image names its layers by content. An artifact's layers are named only by its manifest,
+/// which proves no access.
 pub(super) fn only_from<'a>(manifest: &Manifest, pulled: &'a Reference) -> Option<&'a str> {
     manifest.artifact_kind().map(|_| pulled.repository())
 }
@@ -25,7 +25,7 @@ impl Engine {
         only_from.is_none_or(|repository| self.store.has_layer_of(repository, layer))
     }
 
-    /// The recorded blob of each layer. The manifest's data of an unfetched layer is unverified, and so not recorded.
+    /// The layers for the image record. The manifest's data of an unfetched layer is unverified, and so not recorded.
     pub(super) fn entries(
         &self,
         layers: &[Descriptor],

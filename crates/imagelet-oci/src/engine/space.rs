@@ -27,17 +27,17 @@ use crate::{
 /// How long a pull that may not fit waits for other pulls.
 const WAIT_MAX: Duration = Duration::from_mins(1);
 /// The content of a pull that failed within this time is probably needed again soon, for example after a restart of the
-/// daemon. Unused images are removed before such content.
+/// daemon. Unused images are removed before this content.
 pub(super) const YOUNG: Duration = Duration::from_mins(10);
 const ROOM_WAIT_MAX: Duration = Duration::from_mins(2);
-/// Maximum number of space requests while each frees space. More may be needed, because images share layers.
+/// Maximum number of space requests, while each frees space. One may not be enough, because images share layers.
 const ROOM_ROUNDS_MAX: usize = 3;
 /// Maximum space that is requested for the first bytes of a pull, which show how its layers expand.
 const PROBE_MAX: ByteSize = ByteSize(16 << 20);
 
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
-    /// The diff-id in the store, or the chain id for a sink.
+    /// The layer's diff-id in the store, or its chain id for a sink.
     id: Digest,
     compression: Compression,
     packed: u64,
@@ -48,9 +48,9 @@ pub(super) struct Wanted {
 
 #[derive(Clone)]
 enum SpaceFor {
-    /// The layers of a pull that begins, and its number.
+    /// The layers, the number and the tenant of a pull that begins.
     Layers(Arc<[Wanted]>, u64, Arc<Tenant>),
-    /// The bytes that a running pull still writes, by its number.
+    /// The bytes that the running pull with this number still writes.
     Rest(u64),
 }
 
@@ -63,7 +63,7 @@ struct NoSpace {
 }
 
 impl Engine {
-    /// Reserves space for the layers that no other pull fetches, until the drop of the guards.
+    /// Reserves space for the layers that no other pull fetches, until the returned guards are dropped.
     pub(super) async fn admit(
         &self,
         wanted: &[Wanted],
@@ -102,7 +102,7 @@ impl Engine {
         let (mut fit, mut rounds, mut is_helped, mut could_free) = (Fit::Whole, 0, true, None);
         let mut is_probed = false;
         loop {
-            // Created before the check, so that it receives every later notification.
+            // The future is created before the check, so that it receives every later notification.
             let mut returned = Box::pin(self.reservations.returned());
             returned.as_mut().enable();
             let NoSpace { missing, now, demand, space } = match self.reserve(of, fit).await? {
@@ -208,7 +208,7 @@ impl Engine {
         self.on_disk(move |store| reserve(store, &reservations, &config, &of, fit)).await
     }
 
-    /// Whether this number of bytes is free beyond the floor and the bytes that all pulls write next.
+    /// A check whether a number of bytes is free in addition to the floor and to the bytes that all pulls write next.
     pub(super) fn unreserved_space(&self) -> Arc<dyn Fn(u64) -> bool + Send + Sync> {
         let (store, reservations) = (Arc::clone(&self.store), Arc::clone(&self.reservations));
         let floor = self.config.limits.free_bytes_floor;
@@ -231,8 +231,8 @@ impl Engine {
         Some(made)
     }
 
-    /// The missing space in bytes, as a collection counts: the estimate and the certain part. Inodes are converted to
-    /// bytes by the average of this store.
+    /// The missing space in bytes, which a collection counts: the estimate, and the certain part of it. Inodes are
+    /// converted to bytes by the average of this store.
     fn in_bytes(&self, missing: &Amount) -> (ByteSize, ByteSize) {
         let whole = self.store.takes();
         let of_inodes = |inodes: u64| inodes.saturating_mul(whole.bytes.div_ceil(whole.inodes.max(1)));
@@ -252,7 +252,7 @@ impl Wanted {
         Self { id, compression, packed: layer.size, is_fetched, partial }
     }
 
-    /// The bytes that are on the disk and that no other layer counts on. A file is its own blob.
+    /// The layer's bytes, and those on the disk that no other pull counts on. An artifact's file is its own blob.
     fn known(&self, continued: &ContinuedPartials, keeps_blobs: bool) -> LayerBytes {
         let is_file = self.compression == Compression::Stored;
         let known = self.partial.as_ref().map(|key| continued.add(key, self.packed, is_file)).unwrap_or_default();
@@ -261,7 +261,7 @@ impl Wanted {
     }
 }
 
-/// The reservation of a pull that begins, and the unfinished files that it counts on.
+/// The reservation of a pull that begins, and the partial content that it counts on; `None` for a running pull.
 type Admitted = Option<(Reservation, ContinuedPartials)>;
 
 /// Reserves space if the free space minus all reservations is enough. A pull that begins reserves for its layers. A
@@ -327,7 +327,7 @@ fn reserve(
     if let Some(pull) = running {
         let more = match more(granted, page.is_used_up(pull), &now) {
             Ok(more) => more,
-            // The floors bound the writes of such a pull.
+            // A pull that was admitted in part gets no bound of its own; the floors bound its writes.
             Err(_) if fit == Fit::Part => u64::MAX,
             Err(missing) => return Ok(Err(NoSpace { missing, now: missing, demand, space })),
         };

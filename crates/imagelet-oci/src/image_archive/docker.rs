@@ -50,7 +50,7 @@ struct SavedImage {
 #[derive(Default)]
 pub(super) struct DockerArchive {
     pub(super) images: Vec<ArchivedImage>,
-    /// Names of files by the digest of their bytes.
+    /// The names of the archive's files, by the digest of their bytes.
     pub(super) places: HashMap<Digest, String>,
     pub(super) made: HashMap<Digest, Bytes>,
     made_bytes: usize,
@@ -67,7 +67,7 @@ struct ReadConfig {
 
 #[derive(Clone)]
 struct ReadLayer {
-    /// `None`: the layer is not compressed, and its diff-id is its digest.
+    /// The digest of a compressed layer; `None` for an uncompressed layer, whose diff-id is its digest.
     digest: Option<Digest>,
     size: u64,
     packing: Packing,

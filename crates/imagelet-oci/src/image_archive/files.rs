@@ -30,9 +30,9 @@ const NAME_BYTES_MAX: usize = 1024;
 /// Maximum links that are followed for one name.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
-/// Maximum reads of an archive by images that fail, as a multiple of its files' bytes. A good archive needs fewer.
+/// Maximum bytes that failing images may read, as a multiple of the archive's bytes. A good archive needs fewer.
 const FAILED_READS_MAX: u64 = 8;
-/// The hint for an archive with another compression.
+/// The hint for an archive with an unsupported compression.
 const PLAIN: &str = "an archive is a plain tar file, or one packed by gzip or zstd: unpack any other first";
 const READ_AHEAD: usize = 64 << 10;
 
@@ -43,11 +43,11 @@ pub(crate) struct ArchiveFiles {
     opened: Mutex<OpenedFiles>,
 }
 
-/// The opened files, whose bytes may have been read.
+/// The files of the archive that were opened, and their sizes.
 #[derive(Debug, Default)]
 struct OpenedFiles {
     files: HashSet<FileId>,
-    /// The bytes of each file once, and once for each opening.
+    /// The bytes of all opened files: each file once, and (`in_all`) once for each opening.
     distinct: u64,
     in_all: u64,
 }
@@ -56,7 +56,7 @@ struct OpenedFiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId(u64, u64);
 
-/// A file at its first byte.
+/// An open file, whose position is at the file's first byte.
 pub(super) struct FoundFile {
     pub(super) file: File,
     pub(super) size: u64,
@@ -99,7 +99,7 @@ impl ArchiveFiles {
         Self { place, source, opened: Mutex::default() }
     }
 
-    /// `None`: the archive has no such file.
+    /// Finds a file by its name; `None` if the archive does not have the file.
     pub(super) fn find(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
         let Some(name) = normalised(name) else { return Ok(None) };
         let found = match &self.source {
@@ -120,7 +120,7 @@ impl ArchiveFiles {
         opened.distinct += if opened.files.insert(found.id) { found.size } else { 0 };
     }
 
-    /// The bytes that were read, and the maximum for images that fail, which may all lead to the largest file.
+    /// The bytes read so far, and the maximum for failing images, many of which may refer to the same large file.
     pub(super) fn reads(&self) -> (u64, u64) {
         let opened = locked(&self.opened);
         (opened.in_all, opened.distinct.saturating_mul(FAILED_READS_MAX))
@@ -178,7 +178,7 @@ fn unopened(place: &str, error: io::Error) -> RuntimeError {
     RuntimeError::new(kind, format!("could not open the archive `{place}`")).caused_by(error)
 }
 
-/// Links cannot lead out of the folder.
+/// Opens a file of a folder. Links cannot lead out of the folder.
 fn open_beneath(folder: &File, name: &str) -> io::Result<Option<FoundFile>> {
     let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let how = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS;
@@ -250,7 +250,7 @@ fn text(name: &[u8]) -> Option<&str> {
     std::str::from_utf8(name).ok()
 }
 
-/// Returns a relative name without `.`. `None`: the name leads out of the archive, or is too long.
+/// Returns a relative name without `.`; `None` if the name leads out of the archive, or is too long.
 fn normalised(name: &str) -> Option<String> {
     resolved(&[], name).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
 }

@@ -39,7 +39,7 @@ impl LayoutName {
     }
 }
 
-/// Groups entries with one name into one image for several platforms, and adds the names of entries with one digest.
+/// Makes one image of all entries with the same name (for several platforms) or the same digest (with several names).
 pub(super) fn images(bytes: &[u8]) -> Result<Vec<ArchivedImage>, RuntimeError> {
     let index: Index = object(bytes).map_err(|error| corrupt("`index.json` cannot be read").caused_by(error))?;
     let entries = index.manifests.unwrap_or_default().all("archive", "images")?;

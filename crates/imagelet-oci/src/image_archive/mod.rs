@@ -39,7 +39,7 @@ const NAMES_MAX: usize = 256;
 /// Maximum names of an image in a message.
 const NAMES_SHOWN_MAX: usize = 8;
 
-/// An archive whose table of contents is read.
+/// An archive whose table of contents has been read.
 #[derive(Debug)]
 pub(crate) struct ImageArchive {
     pub(crate) blobs: Arc<ArchiveBlobs>,
@@ -55,7 +55,7 @@ pub(crate) enum ArchiveFormat {
 
 #[derive(Debug)]
 pub(crate) struct ArchivedImage {
-    /// As the archive spells them.
+    /// The names as the archive spells them.
     pub(crate) names: Vec<String>,
     /// The index or manifest of the image; several if the archive has a manifest for each platform.
     pub(crate) roots: Vec<Descriptor>,
@@ -71,7 +71,7 @@ pub(crate) struct ArchiveBlobs {
 }
 
 impl ImageArchive {
-    /// Reads the table of contents of the OCI layout, else of `docker save`, whose compressed layers are hashed.
+    /// Reads the table of contents of an OCI layout, or else of `docker save`, whose compressed layers are then hashed.
     pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
         if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
             let blobs = ArchiveBlobs { files, places: HashMap::new(), made: HashMap::new() };

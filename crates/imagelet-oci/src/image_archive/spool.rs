@@ -18,7 +18,7 @@ use crate::{
 /// A power of two: the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
 const BUFFER: usize = 256 << 10;
-/// The position of a tar header's magic. The first bytes that are read reach beyond it.
+/// The position of a tar header's magic, and the number of bytes up to the magic's end.
 const USTAR_AT: usize = 257;
 const MAGIC_BYTES: u64 = 262;
 /// Bytes between two measurements of the free space.
@@ -33,7 +33,7 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    /// Rejects a file with another compression.
+    /// Determines the compression of a file. Rejects an unsupported compression.
     pub(super) fn of(what: &str, file: impl Read) -> Result<Self, RuntimeError> {
         let mut magic = Vec::new();
         let read = file.take(MAGIC_BYTES).read_to_end(&mut magic);

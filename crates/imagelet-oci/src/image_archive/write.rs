@@ -25,7 +25,7 @@ const BLOCK: usize = 512;
 /// Bytes of a name in the header of a tar entry.
 const NAME_MAX: usize = 100;
 
-/// The drop before [`Self::finish`] removes the files.
+/// Writes an OCI layout. A drop before [`Self::finish`] removes the written files.
 pub(crate) struct LayoutWriter {
     place: ArchivePlace,
     beside: PathBuf,
@@ -40,7 +40,7 @@ pub(crate) struct LayoutWriter {
 }
 
 impl LayoutWriter {
-    /// Fails if the target exists and is not an older archive, or if its folder cannot be written.
+    /// Starts a layout. Fails if the target is anything but an older archive, or if its folder cannot be written.
     pub(crate) fn create(place: &ArchivePlace) -> Result<Self, RuntimeError> {
         check_place(place)?;
         let (path, is_folder) = (&place.path, place.is_folder);
@@ -80,8 +80,8 @@ impl LayoutWriter {
         self.file.write_all(bytes).map_err(|error| unwritten(&self.place.path, error))
     }
 
-    /// Ends the file of a blob. If the bytes have another digest, removes them and returns that digest, so that the
-    /// caller can write the blob from another source.
+    /// Ends the file of a blob. If the bytes have another digest, removes the bytes and returns their digest, so that
+    /// the caller can write the blob from another source.
     pub(crate) fn end_blob(&mut self, digest: &Digest) -> Result<Option<Digest>, RuntimeError> {
         let found = std::mem::replace(&mut self.hash, Hash::new(digest.algorithm())).finish();
         if found == *digest {
@@ -143,7 +143,7 @@ impl LayoutWriter {
     }
 }
 
-/// The header of a file; `name` has at most [`NAME_MAX`] bytes. Fixed fields: an image always gives the same bytes.
+/// The header of a file; `name` has at most [`NAME_MAX`] bytes. Other fields are fixed: equal images give equal bytes.
 fn header(name: &[u8], size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.as_old_mut().name[..name.len()].copy_from_slice(name);

@@ -1,8 +1,8 @@
 //! Artifacts: manifests whose blobs are files or archives of files, not layers (OCI image spec 1.1, KEP-4639).
 //!
-//! A blob is one file, named by `org.opencontainers.image.title`, else by `org.cncf.model.filepath` (`ModelPack`;
-//! formerly `org.cnai.model.filepath`), else by the hex digits of its digest. A blob is an archive of files if its
-//! media type is an archive type of `ModelPack` or `KitOps`, or if ORAS marks it as a folder
+//! By default, a blob is one file, named by `org.opencontainers.image.title`, else by `org.cncf.model.filepath`
+//! (`ModelPack`; formerly `org.cnai.model.filepath`), else by the hex digits of its digest. It is an archive of files
+//! if its media type is an archive type of `ModelPack` or `KitOps`, or if ORAS marks it as a folder
 //! (`io.deis.oras.content.unpack`). The manifest is checked before any blob is fetched.
 
 use std::collections::BTreeMap;
@@ -16,10 +16,10 @@ use super::{Compression, Descriptor, ImageConfig, LayerKind, Manifest, media, pr
 const PATH_BYTES_MAX: usize = 1024;
 const COMPONENT_BYTES_MAX: usize = 255;
 const DEPTH_MAX: usize = 16;
-/// Limits of the annotations that become labels of the image made of an artifact.
+/// Limits of an artifact's annotations, which become the labels of the image that is made from the artifact.
 const ANNOTATIONS_MAX: usize = 500;
 const ANNOTATIONS_BYTES_MAX: usize = 64 << 10;
-/// In image layers, this prefix marks a removed file. Other readers of the layer would not see a file with this name.
+/// In image layers, this prefix marks a removed file. So a file of an artifact with this prefix is rejected.
 const WHITEOUT_PREFIX: &str = ".wh.";
 
 /// The annotations that decide how a blob becomes files. Other annotations are ignored.
@@ -31,7 +31,7 @@ pub(crate) struct FileAnnotations {
     model_path: Option<String>,
     #[serde(rename = "org.cnai.model.filepath")]
     older_model_path: Option<String>,
-    /// `true`: the blob is a compressed archive of the folder that the title names.
+    /// The text `true` marks the blob as a compressed archive of the folder that `title` names.
     #[serde(rename = "io.deis.oras.content.unpack")]
     unpack: Option<String>,
     /// The digest of the uncompressed archive.
@@ -55,7 +55,7 @@ pub(crate) enum BlobLayout {
     /// The blob is the file with this path.
     File(String),
     Archive {
-        /// The folder of all members; empty: the artifact's root.
+        /// The folder into which the archive is unpacked. The empty text is the artifact's root.
         folder: String,
         compression: Compression,
         /// The digest of the uncompressed archive, if the manifest has it.
@@ -64,7 +64,7 @@ pub(crate) enum BlobLayout {
 }
 
 impl BlobLayout {
-    /// The path of the file, or of the archive's folder.
+    /// The path of the file, or of the folder into which the archive is unpacked.
     pub(crate) fn path(&self) -> &str {
         match self {
             Self::File(path) => path,
@@ -83,7 +83,7 @@ pub(crate) struct ArtifactFile<'a> {
 }
 
 impl Manifest {
-    /// The type of an artifact; `None`: the manifest is an image. As in the runtimes, the configuration's type decides.
+    /// The type of an artifact, or `None` for an image. As in the runtimes, the configuration's media type decides.
     pub(crate) fn artifact_kind(&self) -> Option<&str> {
         let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
         (!media::may_be_image_config(&self.config.media_type)).then_some(kind)
@@ -99,7 +99,7 @@ impl Manifest {
         if self.artifact_kind().is_some() { manifest } else { &self.config.digest }
     }
 
-    /// An artifact's configuration is not parsed: its diff-ids are the keys of its files.
+    /// Parses an image's configuration. An artifact's is not parsed: the keys of its files are the diff-ids.
     pub(crate) fn read_config(&self, bytes: &[u8]) -> Result<ImageConfig, RuntimeError> {
         if self.artifact_kind().is_none() {
             return ImageConfig::parse(bytes);
@@ -108,12 +108,12 @@ impl Manifest {
         Ok(ImageConfig { diff_ids, ..ImageConfig::default() })
     }
 
-    /// `None`: the manifest is an image.
+    /// How a blob of an artifact becomes files, or `None` if the manifest is an image.
     pub(crate) fn layout(&self, layer: &Descriptor) -> Option<BlobLayout> {
         self.artifact_kind().map(|_| layer.layout())
     }
 
-    /// The expected compression. The first bytes of the layer, which are not fetched yet, decide.
+    /// The compression that the manifest names. The unpacker decides later, by the first bytes of the layer.
     pub(crate) fn compression(&self, layer: &Descriptor) -> Compression {
         match self.layout(layer) {
             None => layer.layer_compression().unwrap_or(Compression::Stored),
@@ -122,7 +122,7 @@ impl Manifest {
         }
     }
 
-    /// The blobs in the order of the layers, with checked paths. The unpacker checks the names in archives.
+    /// The blobs in the order of the layers, with checked paths. The unpacker later checks the names inside archives.
     pub(crate) fn artifact_files(&self) -> Result<Vec<ArtifactFile<'_>>, RuntimeError> {
         let layouts = self.layers.iter().map(|blob| (blob, blob.layout()));
         let files: Vec<_> =
@@ -133,7 +133,7 @@ impl Manifest {
             let refused =
                 |why| unacceptable(format!("the artifact's file name `{}` of blob `{digest}` {why}", printable(path)));
             check_path(path).map_err(refused)?;
-            // The same blob twice under one path is one file.
+            // A manifest may have the same blob twice under one path. This is one file.
             if named.insert(path, file).is_some_and(|other| other.key != file.key) {
                 return Err(refused("is that of another blob, too"));
             }
@@ -147,7 +147,7 @@ impl Manifest {
     }
 }
 
-/// The text annotations of an artifact's manifest by name, up to the limits.
+/// The annotations of an artifact's manifest whose values are texts, by name. Those beyond the limits are dropped.
 pub(crate) fn annotations(manifest: &[u8]) -> BTreeMap<String, String> {
     #[derive(Default, Deserialize)]
     struct Annotated {
@@ -197,7 +197,7 @@ impl Descriptor {
 }
 
 impl BlobLayout {
-    /// The key of a blob's layer. It never equals a diff-id: no tar file starts with the hashed text.
+    /// The key of a blob's layer in the store. It never equals a diff-id, because the hashed text is no tar file.
     fn key(&self, blob: &Digest) -> Digest {
         let kind = match self {
             Self::File(_) => "file",

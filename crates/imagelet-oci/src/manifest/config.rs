@@ -10,8 +10,8 @@ use super::{Bounded, DescriptorPlatform, LAYERS_MAX, check_texts, corrupt, print
 
 pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 
-/// The fields of an image's configuration that the store needs. Only the diff-ids are verified. The fields for the
-/// runtime (command, environment, labels, volumes) are kept unchanged and not parsed.
+/// The fields of an image's configuration that the store needs. The layers are verified against the diff-ids. The
+/// fields for the runtime (command, environment, labels, volumes) are kept unchanged and not parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
     pub(crate) architecture: String,
@@ -22,7 +22,7 @@ pub(crate) struct ImageConfig {
     pub(crate) diff_ids: Vec<Digest>,
 }
 
-/// As in Go, an absent field and `null` are the empty value.
+/// As in Go, an absent field and a field with `null` have the empty value.
 #[derive(Deserialize)]
 struct Raw {
     architecture: Option<String>,
@@ -73,7 +73,7 @@ impl ImageConfig {
         self.platform().has_system_of(wanted)
     }
 
-    /// Checks that the image runs on a platform. An absent OS is the host's OS; an absent architecture matches any.
+    /// Checks that the image runs on `wanted`. An absent OS is the host's OS; an absent architecture matches any.
     pub(crate) fn check_platform(&self, wanted: &Platform) -> Result<(), RuntimeError> {
         let own = self.platform();
         if own.rank(wanted).is_some() || own.may_be_for(wanted) {

@@ -5,14 +5,14 @@ pub(crate) enum Compression {
     None,
     Gzip,
     Zstd,
-    /// A file of an artifact, stored unchanged, not an archive.
+    /// The blob is a file of an artifact, not an archive. The store keeps it unchanged.
     Stored,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum LayerKind {
     Tar(Compression),
-    /// Registries need not serve this layer; links to other sites are ignored.
+    /// A layer that a registry need not serve. Its links to other sites are ignored.
     Foreign(Compression),
     Encrypted,
     Unknown,
@@ -47,7 +47,7 @@ impl LayerKind {
     }
 }
 
-/// The compression of an archive type of `ModelPack`, also by its earlier name, or `KitOps`. `None`: another type.
+/// The compression of an archive of `ModelPack` (also with its earlier type names) or `KitOps`. `None` for other types.
 pub(super) fn model_archive(media_type: &str) -> Option<Compression> {
     const FAMILIES: [&str; 3] =
         ["application/vnd.cncf.model.", "application/vnd.cnai.model.", "application/vnd.kitops.modelkit."];
@@ -95,7 +95,7 @@ impl DocumentKind {
     }
 }
 
-/// Whether an image configuration may have this media type. Old tools write meaningless types.
+/// Whether an image configuration may have this media type. Old tools write unrelated types.
 pub(super) fn may_be_image_config(media_type: &str) -> bool {
     matches!(
         media_type_base(media_type).as_str(),

@@ -36,7 +36,7 @@ pub(crate) const LAYERS_MAX: usize = 500;
 /// Maximum compressed size of a layer. The largest existing layers have some tens of GiB.
 pub(crate) const LAYER_BYTES_MAX: u64 = 256 << 30;
 
-/// Maximum nesting of a document: more than any tool writes, and less than any parser's limit.
+/// Maximum nesting of objects and lists in a document: more than any tool writes, and less than any parser's limit.
 pub(crate) const NESTING_MAX: usize = 128;
 
 /// Maximum bytes of all texts of a descriptor or a configuration (types, platform, paths). A pull keeps them in memory.
@@ -53,7 +53,7 @@ pub(crate) struct Descriptor {
     #[serde(default, deserialize_with = "size")]
     pub(crate) size: u64,
     pub(crate) platform: Option<DescriptorPlatform>,
-    /// The type of an artifact, or the media type of the image's configuration.
+    /// The type of the artifact, or the media type of the image's configuration.
     pub(crate) artifact_type: Option<String>,
     pub(crate) annotations: Option<Box<FileAnnotations>>,
 }
@@ -103,8 +103,8 @@ impl ManifestDocument {
         Self::parse_named(bytes, content_type).map(|(document, _)| document)
     }
 
-    /// Also returns the media type: of the document, else `content_type`, else the OCI type of the kind.
-    /// `content_type`: the `Content-Type` of the response, or empty. Docker and OCI types of one kind are equal.
+    /// Parses a document. Also returns its media type: its own, else `content_type`, else the OCI type of its kind.
+    /// `content_type` is the `Content-Type` of the response, or empty. Docker and OCI types of one kind are equal.
     pub(crate) fn parse_named(bytes: &[u8], content_type: &str) -> Result<(Self, String), RuntimeError> {
         if bytes.len() as u64 > MANIFEST_BYTES_MAX {
             return Err(unacceptable(format!("the manifest is larger than {}", ByteSize(MANIFEST_BYTES_MAX))));
@@ -138,7 +138,7 @@ impl ManifestDocument {
 }
 
 impl Raw {
-    /// `content_type` is of the response, `media_type` of the document.
+    /// Decides the kind of a document. `content_type` comes from the response, `media_type` from the document.
     fn decide(self, content_type: &str, media_type: &str) -> Result<ManifestDocument, RuntimeError> {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
@@ -183,7 +183,7 @@ impl Raw {
                     return Err(corrupt("the image manifest lists manifests"));
                 }
                 let config = self.config.ok_or_else(|| corrupt("the image manifest names no configuration"))?;
-                // The runtime has the same limit, so its own pull would fail, too. `Stage::Unpack` prevents that pull.
+                // The runtime has the same limit, so its pull would fail, too. `Stage::Unpack` prevents its pull.
                 let fault = Fault::new(ErrorClass::Unacceptable, Stage::Unpack);
                 let layers = self.layers.unwrap_or_default().all("image", "layers");
                 let layers = layers.map_err(|error| error.with_fault(fault))?;
@@ -195,7 +195,7 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Checks before any fetch that the layers can be unpacked.
+    /// Checks that the layers can be unpacked, before any layer is fetched.
     pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
         if self.artifact_kind().is_some() {
             self.artifact_files()?;
@@ -212,7 +212,7 @@ impl Manifest {
     }
 }
 
-/// Bounds the texts that stay in memory after the parsing.
+/// Limits the total length of texts that stay in memory after the parsing. `of` names their document.
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
     if bytes > TEXT_BYTES_MAX {
@@ -242,7 +242,7 @@ impl Descriptor {
         check_texts(&format!("descriptor `{}`", self.digest), texts)
     }
 
-    /// Explains the absence of a foreign layer: a registry need not serve it, and links elsewhere are not followed.
+    /// Explains the error of an absent foreign layer, which a registry need not serve. Links in it are ignored.
     pub(crate) fn not_fetched(&self, error: RuntimeError) -> RuntimeError {
         if error.kind() != RuntimeErrorKind::NotFound
             || !matches!(LayerKind::of(&self.media_type), LayerKind::Foreign(_))
@@ -324,12 +324,12 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
 }
 
-/// Untrusted text for a message: shortened, on one line.
+/// Makes an untrusted text safe for a message: shortened, and on one line.
 pub(crate) fn printable(text: &str) -> String {
     printable_start(text, 128)
 }
 
-/// Parses a JSON object. Serde accepts an array for a struct; Go rejects it.
+/// Parses a JSON object. A list is rejected as in Go, although Serde would accept it for a struct.
 pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("a list where an object is expected"));
@@ -337,7 +337,7 @@ pub(crate) fn object<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, 
     list(bytes)
 }
 
-/// Parses any JSON document. The nesting is checked first, because Serde skips unknown fields at any nesting.
+/// Parses any JSON document. The nesting is checked first, because Serde does not limit the nesting of unknown fields.
 pub(crate) fn list<T: serde::de::DeserializeOwned>(bytes: &[u8]) -> Result<T, serde_json::Error> {
     let levels = nesting(bytes);
     if levels > NESTING_MAX {
@@ -367,7 +367,7 @@ fn nesting(bytes: &[u8]) -> usize {
     deepest
 }
 
-/// Shortens an error: Serde quotes an unexpected value or key unescaped and in full, possibly megabytes.
+/// Shortens and escapes an error, because Serde quotes an unexpected value or key in full, possibly megabytes.
 fn shortened(error: serde_json::Error) -> serde_json::Error {
     let text = error.to_string();
     let place = format!(" at line {} column {}", error.line(), error.column());

@@ -10,7 +10,7 @@ const OFFERED_MAX: usize = 20;
 const NAME_SHOWN_MAX: usize = 40;
 
 impl DescriptorPlatform {
-    /// The rank for `wanted`: 0 is the best match. `None`: the platform cannot run.
+    /// The rank of this platform for `wanted`; 0 is the best match. `None` if `wanted` cannot run the platform.
     pub(super) fn rank(&self, wanted: &Platform) -> Option<usize> {
         if !self.has_system_of(wanted) {
             return None;
@@ -24,23 +24,23 @@ impl DescriptorPlatform {
         !self.architecture.is_empty()
     }
 
-    /// Builders write `unknown` for entries that run on no machine.
+    /// Whether the platform is of a machine. Builders write `unknown` for entries that no machine runs.
     pub(super) fn is_of_a_machine(&self) -> bool {
         self.is_named() && self.architecture != "unknown"
     }
 
-    /// Whether only the configuration can decide if the image is for `wanted`.
+    /// Whether the image may be for `wanted`. The platform has no architecture, so only the configuration can decide.
     pub(super) fn may_be_for(&self, wanted: &Platform) -> bool {
         !self.is_named() && self.has_system_of(wanted)
     }
 
-    /// An absent OS is the host's OS.
+    /// Whether both platforms have the same OS. An absent OS is the host's OS.
     pub(super) fn has_system_of(&self, wanted: &Platform) -> bool {
         normalised_os(&self.os) == normalised_os(&wanted.os)
     }
 }
 
-/// The platforms of an image for a message, up to a limit.
+/// The platforms that an image offers, as a list for a message, up to a limit.
 #[derive(Default)]
 pub(super) struct OfferedPlatforms(Vec<String>);
 
@@ -90,7 +90,7 @@ fn normalised_os(os: &str) -> String {
     }
 }
 
-/// The canonical architecture and variant, without a default variant.
+/// The canonical architecture and variant. The default variant of amd64 and arm64 becomes empty.
 fn normalised(architecture: &str, variant: &str) -> (String, String) {
     let variant = variant.to_ascii_lowercase();
     let architecture = architecture.to_ascii_lowercase();

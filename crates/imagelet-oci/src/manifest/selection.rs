@@ -10,18 +10,18 @@ use super::{
     platform::OfferedPlatforms, unacceptable,
 };
 
-/// Maximum number of documents fetched to learn their platforms. No image has as many platforms.
+/// Maximum number of documents that are fetched to read their platforms. No image has this many platforms.
 const DOCUMENTS_MAX: usize = 32;
 
 pub(crate) trait DocumentSource: Sync {
     type Document: Clone + Send;
 
-    /// Names the image in an error.
+    /// Adds the name of the image to an error.
     fn about(&self, error: RuntimeError) -> RuntimeError {
         error
     }
 
-    /// An archive need not contain all entries of an index.
+    /// Whether the source may have an entry. An archive need not contain all entries of an index.
     fn may_have(&self, _entry: &Descriptor) -> bool {
         true
     }
@@ -36,11 +36,11 @@ pub(crate) trait DocumentSource: Sync {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
-    /// The entry of the top index; equal to `chosen` if the entry is no index.
+    /// The document that the top index names. It equals `chosen` if it is no index.
     pub(crate) first: D,
     pub(crate) chosen: D,
     pub(crate) manifest: Manifest,
-    /// An index names the platform: another platform in the configuration is accepted.
+    /// Whether an index names the platform. Then another platform in the configuration is accepted.
     pub(crate) is_named: bool,
 }
 
@@ -51,7 +51,7 @@ pub(crate) enum IndexMatch<'a> {
 }
 
 impl Index {
-    /// The best match wins, and the first of equal matches. An artifact is chosen only if the index has no image.
+    /// Chooses the best entry, and the first of equal entries. An artifact is chosen only if no image matches.
     pub(crate) fn choose(&self, platform: &Platform) -> IndexMatch<'_> {
         let rank = |entry: &Descriptor| entry.platform.as_ref().and_then(|offered| offered.rank(platform));
         let named = self.manifests.iter().filter_map(|entry| rank(entry).map(|rank| (entry, rank)));
@@ -70,7 +70,7 @@ impl Index {
         IndexMatch::Unnamed(images)
     }
 
-    /// The entry for a platform, and whether the index names the platform. `None`: a configuration has to decide.
+    /// The entry that the index alone decides on, and whether the index names its platform. `None` if it cannot decide.
     pub(crate) fn chosen_alone(&self, platform: &Platform) -> Option<(&Descriptor, bool)> {
         match self.choose(platform) {
             IndexMatch::Named(entry) => Some((entry, true)),
@@ -79,7 +79,7 @@ impl Index {
         }
     }
 
-    /// Whether containerd chooses the same image: of the entries without a platform, containerd checks only the first.
+    /// Whether containerd also chooses `chosen`. Of the entries without a platform, containerd checks only the first.
     pub(crate) fn leads_runtimes_to(&self, chosen: &Digest, platform: &Platform) -> bool {
         let first = || self.manifests.iter().find(|entry| entry.platform.is_none());
         matches!(self.choose(platform), IndexMatch::Named(_)) || first().is_some_and(|entry| entry.digest == *chosen)
@@ -90,7 +90,7 @@ impl Index {
     }
 }
 
-/// Selects the image for a platform. `levels` is the depth of nested indexes, including `index`. Entries without a
+/// Selects the image for a platform. `levels` is the nesting depth of `index`; a top index has 1. Entries without a
 /// platform are checked in order, up to a limit. An artifact, or an image whose configuration has no platform, is
 /// selected only if no other entry names a platform.
 pub(crate) async fn select<S: DocumentSource>(
@@ -158,7 +158,7 @@ pub(crate) async fn select<S: DocumentSource>(
     search.end().map_err(|error| source.about(error))
 }
 
-/// Whether the error is of one document only, so that another document may be the image.
+/// Whether the error concerns only one document, so that another document of the index may be the image.
 fn is_of_the_document(error: &RuntimeError) -> bool {
     use RuntimeErrorKind::{Corrupt, NotFound, Unacceptable};
     matches!(error.kind(), NotFound | Corrupt | Unacceptable)
@@ -170,23 +170,23 @@ struct Place<D> {
     levels: usize,
     first: Option<D>,
     is_named: bool,
-    /// No other document can be chosen.
+    /// Whether no other document can be chosen. Then an error of this document ends the search.
     is_only: bool,
 }
 
 struct Search<'a, D> {
     wanted: &'a Platform,
-    /// A stack: the last item is next.
+    /// The entries that are not checked yet. The last of them is checked next.
     pending: Vec<(Descriptor, Place<D>)>,
     fetches: usize,
     best: Option<(usize, Selected<D>)>,
-    /// An image whose configuration has no platform.
+    /// The first image whose configuration has no platform.
     plain: Option<Selected<D>>,
     artifact: Option<Selected<D>>,
     offered: OfferedPlatforms,
-    /// An index or a configuration names a platform.
+    /// Whether an index or a configuration names any platform.
     is_offered: bool,
-    /// Entries stay unchecked because of the limit of documents.
+    /// Whether entries stay unchecked because of `DOCUMENTS_MAX`.
     is_cut: bool,
     unusable: Option<RuntimeError>,
 }
@@ -212,7 +212,7 @@ impl<D: Clone> Search<'_, D> {
         }
     }
 
-    /// Compares an image with the best image so far. `true`: no other image can be better.
+    /// Compares an image with the best image so far. Returns whether it is a best match, which ends the search.
     fn judge(&mut self, image: Selected<D>, platform: &DescriptorPlatform) -> bool {
         if !platform.is_named() {
             self.plain.get_or_insert(image);
@@ -227,7 +227,7 @@ impl<D: Clone> Search<'_, D> {
         rank == 0
     }
 
-    /// Records the first error. An absent document is no error.
+    /// Records the first error of an unusable document. An absent document is no error.
     fn unusable(&mut self, error: RuntimeError) {
         if error.kind() != RuntimeErrorKind::NotFound {
             self.unusable.get_or_insert(error);

@@ -46,7 +46,7 @@ pub(crate) struct ListedMount {
     pub(crate) writable: bool,
     /// The time of the mount, in seconds since 1970.
     pub(crate) mounted_at: u64,
-    /// Whether this mount namespace shows the mount. `false`: it is alive in another namespace.
+    /// Whether this mount namespace shows the mount; otherwise the mount is alive in another namespace.
     pub(crate) shown: bool,
 }
 
@@ -173,7 +173,7 @@ fn topmost(layers: &[Digest]) -> impl Iterator<Item = &Digest> {
     layers.iter().enumerate().rev().filter(|(at, layer)| !layers[at + 1..].contains(layer)).map(|(_, layer)| layer)
 }
 
-/// The current mounts, in this mount namespace or elsewhere. Changes nothing.
+/// The current mounts, in this mount namespace or in another. Changes nothing.
 pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     let noted = read_notes(store)?;
     if noted.is_empty() {
@@ -184,7 +184,7 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     for noted in noted {
         let state = judge(store, &noted, &rows);
         if let Some(damage) = noted.damage() {
-            // Commands log only errors, and no other message names the note.
+            // The level is error, because commands log only errors, and no other message names the note.
             tracing::error!(
                 path = %noted.path().display(),
                 problem = damage,
@@ -220,7 +220,7 @@ pub(crate) fn sweep(store: &Store) -> Result<(), RuntimeError> {
 fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
     let gone = noted
         .iter()
-        // A damaged note does not identify its mount.
+        // A mount with a damaged note is skipped, because the note does not identify the mount.
         .filter(|noted| noted.damage().is_none())
         .filter(|noted| !store.is_read_only() || !noted.path().starts_with(store.root()))
         .filter(|noted| judge(store, noted, rows) == MountState::Gone);
@@ -238,7 +238,7 @@ fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
     state::judge(noted, store.boot.as_deref(), rows, || is_in_use(noted))
 }
 
-/// Whether the overlay is alive in any namespace. `None`: the kernel does not report it.
+/// Whether the overlay is alive in any namespace; `None` if the kernel does not report it.
 fn is_in_use(noted: &NotedMount) -> Option<bool> {
     let is_in_use = noted.folder.is_in_use();
     let path = noted.path();

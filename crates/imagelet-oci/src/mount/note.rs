@@ -47,7 +47,7 @@ pub(super) struct NotedMount {
 }
 
 impl NotedMount {
-    /// The note of a folder. `None`: the folder's name is not a key.
+    /// Combines a folder and its note; `None` if the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
         let key = folder.file_name()?.to_str()?;
         let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;
@@ -82,8 +82,8 @@ pub(super) fn new_folder(folder: &Path, id: &ImageId, target: &Path) -> io::Resu
     Ok(OverlayFolder(folder.join(format!("{}{serial}", digest.hex()))))
 }
 
-/// Creates the folder of a store's mounts. `volatile` is next to the daemon's socket. Other users may traverse it to
-/// their own stores' folders, but cannot list it.
+/// Creates the folder of a store's mounts. The folder `volatile` is next to the daemon's socket. Other users may
+/// traverse it to their own stores' folders, but not list it.
 fn make_folder(folder: &Path, volatile: &Path) -> io::Result<()> {
     if let Some(shared) = volatile.parent().filter(|_| folder.starts_with(volatile)) {
         fs::DirBuilder::new().recursive(true).mode(0o755).create(shared)?;
@@ -116,7 +116,7 @@ fn note_of(folder: &OverlayFolder) -> PathBuf {
     folder.0.with_extension("json")
 }
 
-/// The folder for notes of a read-only store. A reboot removes it, and the mounts with it.
+/// The folder for notes of a read-only store. A reboot removes the folder and the mounts.
 pub(super) fn volatile_folder(root: &Path) -> PathBuf {
     use std::os::unix::ffi::OsStrExt as _;
     Path::new(VOLATILE_MOUNTS).join(Digest::of(root.as_os_str().as_bytes()).hex())

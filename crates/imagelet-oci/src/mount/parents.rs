@@ -16,10 +16,10 @@ use imagelet_core::image::Digest;
 use crate::layer_folders::{LayerFolders, copy_folder_metadata, effective_folder, open_folder};
 use crate::store::Store;
 
-/// Mode of the root of an image without layers; runtimes use the same.
+/// Mode of the root of an image without layers; runtimes use the same mode.
 const ROOT_MODE: u32 = 0o755;
 
-/// Creates the directories in `folder`, whose parent exists. `layers` start with the topmost.
+/// Creates `folder` with all directories for which a layer has no entry. `layers` start with the topmost layer.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
     let mut below = Vec::new();
     // The upper layer always contains the root.

@@ -15,14 +15,15 @@ use super::note::NotedMount;
 pub(super) enum MountState {
     /// This mount namespace shows the mount, at these paths.
     Shown(Vec<PathBuf>),
-    /// The mount is alive elsewhere, or nothing proves that it ended.
+    /// The mount is alive in another mount namespace, or nothing proves that it has ended.
     Elsewhere,
     Gone,
 }
 
-/// Decides the state. Calls `is_in_use` only if the table and the boot id do not decide; `None`: unknown to the kernel.
-/// The overlay's device and the source, which contains the note's serial, identify a mount. The device is not enough,
-/// because the kernel reuses device numbers. A moved, bound or covered mount keeps device and source.
+/// Decides the state. Calls `is_in_use` only if the table and the boot id do not decide; it returns `None` if the
+/// kernel is silent. The overlay's device and the source, which contains the note's serial, identify a mount. The
+/// device is not enough, because the kernel reuses device numbers. A moved, bound or covered mount keeps device and
+/// source.
 pub(super) fn judge(
     noted: &NotedMount,
     boot: Option<&str>,
@@ -71,7 +72,7 @@ fn parse(table: &[u8]) -> Vec<TableRow> {
     table.split(|byte| *byte == b'\n').filter_map(row).collect()
 }
 
-/// `ID PARENT MAJOR:MINOR ROOT TARGET OPTIONS [FIELD…] - KIND SOURCE OPTIONS`
+/// Parses a row: `ID PARENT MAJOR:MINOR ROOT TARGET OPTIONS [FIELD…] - KIND SOURCE OPTIONS`.
 fn row(line: &[u8]) -> Option<TableRow> {
     let text = |field: &[u8]| String::from_utf8_lossy(&unescaped(field)).into_owned();
     let mut fields = line.split(|byte| *byte == b' ');

@@ -28,14 +28,14 @@ use crate::store::{Store, could_not};
 const BUSY_LOOKS: usize = 20;
 const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
-/// Unmounts an image and removes the data written into it. `force` also drops the note of a mount that is not shown.
+/// Unmounts an image and removes the data written into it. With `force`, also drops a note without a visible mount.
 pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
     let failed = could_not::<io::Error>("unmount", target);
     let _turn = store.mounting();
     let noted = read_notes(store)?;
     let rows = read_table()?;
     let place = match target.canonicalize() {
-        // The path exists only in another mount namespace.
+        // A path that is missing may exist in another mount namespace.
         Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
         place => place.map_err(&failed)?,
     };
@@ -66,7 +66,7 @@ pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result
     Ok(mounted_image(mounted, place, true).unmounted(remains))
 }
 
-/// Whether an overlay stays alive. A probe, or a starting container's copy of the mounts, may keep it for a moment.
+/// Whether an overlay stays alive. A probe, or a starting container's copy of the mounts, may keep it alive briefly.
 fn stays_busy(noted: &NotedMount) -> bool {
     (0..BUSY_LOOKS).all(|_| {
         let is_busy = is_in_use(noted) == Some(true);

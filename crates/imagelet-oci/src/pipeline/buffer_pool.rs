@@ -19,16 +19,16 @@ use crate::{
     unpack::{LayerInput, LayerMemory, MemoryReservation, ReusableFile},
 };
 
-/// Large enough for cheap queue operations, small enough for the L2 cache.
+/// The size of a block: large enough for cheap queue operations, small enough for the L2 cache.
 pub(crate) const BLOCK_SIZE: usize = 128 * 1024;
-/// A layer has four blocks: the queued blocks, the block being filled and the block being read.
+/// Queued blocks of a layer. With the block being filled and the block being read, a layer has four blocks.
 const BLOCKS_QUEUED: usize = 2;
 /// Blocks that each layer always gets: one is filled while the other is read.
 const BLOCKS_OWN: usize = 2;
 
 enum Block {
     Bytes(BlockBytes),
-    /// If the queue closes without this mark, the stream was cut.
+    /// The end of the stream. If the queue closes without this mark, the stream was cut.
     End,
 }
 
@@ -37,7 +37,7 @@ struct BlockBytes {
     bytes: Vec<u8>,
     /// A position in these bytes, or at their end, at which the stream can be continued.
     checkpoint: Option<Checkpoint>,
-    /// The bytes are from the files of an earlier attempt, and so are on the disk.
+    /// Whether the bytes are from the files of an earlier attempt, and so already on the disk.
     is_replayed: bool,
     /// The files that begin in these bytes, with their offsets.
     files: VecDeque<(usize, ReusableFile)>,
@@ -49,7 +49,7 @@ pub(crate) trait ResumableStream: Read {
     fn checkpoint(&mut self) -> Option<Checkpoint>;
 }
 
-/// Inflated bytes that are permitted at any ratio. All layers of an image share them, against many small bombs.
+/// Inflated bytes that are permitted at any compression ratio. An image's layers share them, against many small bombs.
 #[derive(Debug, Default)]
 pub(crate) struct Allowance(AtomicU64);
 
@@ -73,7 +73,7 @@ pub(crate) struct Expansion {
 }
 
 impl Expansion {
-    /// `own`: the bytes that the layer's size permits. The rest of the image's allowance is added.
+    /// `own` is the number of bytes that the layer's compressed size permits. The image's remaining allowance is added.
     pub(crate) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
         Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
     }
@@ -107,7 +107,7 @@ pub(crate) struct BlockWriter {
     replayed: BlockBytes,
 }
 
-/// The reader hashes the bytes, counts consumed bytes in `gate`, and records them in the journal, if the layer has one.
+/// Creates a queue. Its reader hashes the bytes, counts consumed bytes in `gate`, and records them in the journal.
 pub(crate) fn queue(
     memory: &Arc<LayerMemory>,
     hash: Hash,
@@ -123,7 +123,7 @@ pub(crate) fn queue(
 }
 
 impl BlockWriter {
-    /// Returns a recycled buffer, or a new buffer if the layer's limit permits. `None`: the reader was dropped.
+    /// Returns a recycled buffer, or a new buffer if the layer's limit permits; `None` if the reader was dropped.
     fn buffer(&mut self) -> Option<Vec<u8>> {
         if let Ok(buffer) = self.returned.try_recv() {
             return Some(buffer);
@@ -147,7 +147,7 @@ impl BlockWriter {
         Ok(())
     }
 
-    /// Copies a stream into the queue. `Ok(false)`: the reader was dropped.
+    /// Copies a stream into the queue. Returns `false` if the reader was dropped.
     pub(crate) fn copy(&mut self, stream: &mut dyn ResumableStream, expansion: &mut Expansion) -> io::Result<bool> {
         loop {
             let Some(mut bytes) = self.buffer() else { return Ok(false) };
@@ -174,7 +174,7 @@ impl BlockWriter {
         }
     }
 
-    /// Queues replayed bytes in whole blocks; [`Self::flush`] queues the rest. `Ok(false)`: the reader was dropped.
+    /// Queues replayed bytes in whole blocks; [`Self::flush`] queues the rest. Returns `false` after the reader's drop.
     pub(crate) fn pass_replayed(
         &mut self,
         mut bytes: &[u8],
@@ -200,7 +200,7 @@ impl BlockWriter {
         Ok(true)
     }
 
-    /// `false`: the reader was dropped.
+    /// Queues the rest of the replayed bytes. Returns `false` if the reader was dropped.
     pub(crate) fn flush(&mut self) -> bool {
         let filled = std::mem::take(&mut self.replayed);
         filled.bytes.is_empty() || self.queue.send(Block::Bytes(filled)).is_ok()
@@ -293,7 +293,7 @@ impl LayerInput for BlockReader {
     }
 
     fn invalidate_journal(&mut self) {
-        // The bytes of the replaced file are no longer on the disk.
+        // The journal refers to the bytes of the replaced file, which are no longer on the disk.
         if let Some(mut journal) = self.journal.take() {
             journal.invalidate();
         }

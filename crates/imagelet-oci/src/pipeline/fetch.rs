@@ -42,32 +42,32 @@ const PROGRESS_STEP: u64 = 1 << 20;
 /// The size of one read from the disk, and the number of queued reads.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
-/// A frame is at most as large as the transport's read buffer.
+/// Frames in the queue of the copy. A frame is at most as large as the transport's read buffer.
 const COPIES_QUEUED: usize = 16;
 /// A layer that waits longer for memory closes its connections.
 const CONNECTED_WAIT_MAX: Duration = Duration::from_millis(250);
 /// Maximum first bytes of a layer that are buffered without a copy. After them, the copy of a slow layer starts.
 const EARLY_MAX: usize = 256 << 10;
-/// Limits for reading the rest of a blob whose inflater has stopped, because the layer still has its place.
+/// Limits for reading the rest of a blob after its inflater has stopped. Meanwhile, the layer keeps its place.
 const REST_BYTES_MAX: u64 = 64 << 20;
 const REST_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Fetched {
     Whole,
-    /// The inflater stopped, and reports the cause.
+    /// The inflater has stopped early; its result has the cause.
     Unread,
     /// Another layer now has the place or the memory.
     GaveWay,
 }
 
-/// What a later attempt of the layer continues from.
+/// The content from which a later attempt of the layer continues.
 #[derive(Clone, Debug, Default)]
 pub(super) enum ResumeSource {
-    /// The copy of its compressed bytes, once the copy has started.
+    /// The copy of the compressed bytes, once that copy has started.
     #[default]
     CompressedCopy,
-    /// Its files, once their journal has a checkpoint.
+    /// The unpacked files, once their journal has a checkpoint.
     Files(Arc<AtomicBool>),
     Nothing,
 }
@@ -81,12 +81,12 @@ pub(super) struct LayerAttempt<'a> {
     pub(super) progress: &'a Progress,
     /// The thread that copies the compressed bytes. It ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
-    /// The registry has not begun its answer. A new request could make the registry start over.
+    /// Whether the registry has not begun its answer yet. A new request could make the registry start over.
     is_opening: bool,
-    /// Received bytes are not on the disk for a resumption.
+    /// Whether the end of this attempt would lose received bytes.
     is_lossy: bool,
     pub(super) resumes_from: ResumeSource,
-    /// The rest that the inflater did not read.
+    /// The rest of the blob, which the inflater has not read.
     pub(super) rest: Option<Rest>,
     /// The digest of a whole file for the layer's manifest.
     pub(super) content: Option<Sum>,
@@ -204,7 +204,7 @@ impl LayerAttempt<'_> {
         Ok(if is_read { Fetched::Whole } else { Fetched::Unread })
     }
 
-    /// Passes bytes to the inflater. The layer may give way during the wait. `None`: it gave way.
+    /// Passes bytes to the inflater. Returns what [`Intake::pass`] returns, or `None` if the layer gave way.
     async fn passed(
         &self,
         intake: &mut Intake,
@@ -223,7 +223,7 @@ impl LayerAttempt<'_> {
             if self.memory.is_awaited() {
                 let what = (SharedThing::Memory, &self.job.descriptor.digest, self.progress);
                 waits.get_or_insert_with(|| report_wait(what, self.memory.budget.holder()));
-                // A layer that waits for memory must free its slots of the host: layers with memory need them.
+                // A layer that waits for memory frees its request slots, because layers with memory need them.
                 if let Some(stream) = &mut stream {
                     stream.pause();
                 }
@@ -316,7 +316,7 @@ impl LayerJob {
 
 /// Starts a thread that writes the copy of a layer's compressed bytes, or an artifact's file. The thread ends when the
 /// sender is dropped and all bytes are written, or when a write fails or lacks space. A file has no inflater, so this
-/// thread counts the `reader_wait`.
+/// thread measures the `reader_wait`.
 pub(super) fn copy_to(
     mut writer: BlobWriter,
     written_bytes: WrittenBytes,
@@ -346,12 +346,12 @@ pub(super) fn copy_to(
 
 /// The queues for the bytes of an attempt, and their counts and hash.
 pub(super) struct Intake {
-    /// `None`: the bytes are an artifact's file.
+    /// The queue to the inflater; `None` for an artifact's file, which is not inflated.
     frames: Option<mpsc::Sender<Frame>>,
     reader_wait: ReaderWait,
     /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
-    /// The hash of the compressed blob. `None`: the layer continues from its files, and the diff-id verifies the bytes.
+    /// The hash of the compressed blob; `None` if the layer continues from its files, whose bytes the diff-id verifies.
     hash: Option<Hash>,
     pub(super) content: Option<Hasher>,
     /// The first bytes of the blob, which an earlier attempt has unpacked. They are not fetched.
@@ -360,7 +360,7 @@ pub(super) struct Intake {
     from_disk: u64,
     reported: u64,
     reported_at: Instant,
-    /// The first bytes, until their copy starts.
+    /// The first bytes of the blob, until their copy starts.
     early: Option<BytesMut>,
 }
 
@@ -377,7 +377,7 @@ impl Intake {
         Self { frames, reader_wait, copy, hash, content, skipped, received, from_disk, reported, reported_at, early }
     }
 
-    /// Passes bytes to the inflater and, if `copies`, to the copy. `false`: the inflater or the copy stopped.
+    /// Passes bytes to the inflater and, if `copies`, to the copy. Returns `false` if one of the two has stopped.
     async fn pass(&mut self, job: &LayerJob, bytes: Bytes, copies: bool, progress: &Progress) -> bool {
         if let Some(copy) = self.copy.as_ref().filter(|_| copies)
             && copy.send(bytes.clone()).await.is_err()
@@ -385,7 +385,7 @@ impl Intake {
             if job.blob.is_kept || self.frames.is_none() {
                 return false;
             }
-            // There is no space for a resumption.
+            // The copy has stopped for lack of space. The pull continues without it.
             self.copy = None;
         }
         if let Some(hash) = &mut self.hash {
@@ -418,7 +418,7 @@ impl Intake {
     }
 }
 
-/// Reads a file on a separate thread. Fewer bytes than recorded are an error.
+/// Reads a file on a separate thread. Fewer than `kept.length` bytes are an error.
 fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
     let (sender, receiver) = mpsc::channel(PIECES_QUEUED);
     tokio::task::spawn_blocking(move || {

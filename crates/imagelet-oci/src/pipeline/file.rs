@@ -14,7 +14,7 @@ use crate::{
 };
 
 impl LayerAttempt<'_> {
-    /// `None`: the layer gave its place away; the bytes so far are on the disk.
+    /// Fetches a file. Returns `None` if the layer gave its place away; the bytes so far are on the disk.
     pub(super) async fn run_file(
         mut self,
         path: &str,

@@ -20,10 +20,10 @@ pub(crate) const WINDOW: usize = 32 << 10;
 const TRAILER: usize = 8;
 /// Compressed bytes between two checkpoints.
 const CHECKPOINT_PERIOD: u64 = 128 << 10;
-/// Compressed bytes that are enough to find the bit.
+/// Compressed bytes that are enough to find the bit at which a block starts.
 const TRIAL_BYTES: usize = 16 << 10;
 
-/// The members of a gzip stream, one after the other.
+/// Reads the members of a gzip stream, one after the other.
 pub(crate) struct GzipReader<'a> {
     source: &'a mut FrameReader,
     member: Member,
@@ -36,14 +36,14 @@ enum Member {
     Whole(Inflate),
     /// A continued member. Its check value is unknown; the archive's digest proves the bytes.
     Rest(Inflate),
-    /// Between two members.
+    /// No member: the position is between two members.
     None,
 }
 
 /// The newest position at which a stream can be continued.
 #[derive(Default)]
 struct Checkpoints {
-    /// A block has ended here. It becomes a checkpoint when the next block has output: the last block has no successor.
+    /// The end of a block. It becomes a checkpoint when the next block has output, so never after the last block.
     candidate: Option<Checkpoint>,
     newest: Option<Checkpoint>,
     last: u64,
@@ -54,8 +54,8 @@ impl<'a> GzipReader<'a> {
         Self { source, member: Member::None, packed: 0, plain: 0, checkpoints: Checkpoints::default() }
     }
 
-    /// Continues at a checkpoint. `source` begins with the last byte before it. `window`: the plain bytes before it;
-    /// `known`: the first plain bytes after it.
+    /// Continues at a checkpoint. `source` begins with the last byte before the checkpoint, `window` has the plain
+    /// bytes before it, and `known` has the first plain bytes after it.
     pub(crate) fn resume(
         source: &'a mut FrameReader,
         checkpoint: Checkpoint,
@@ -73,7 +73,7 @@ impl<'a> GzipReader<'a> {
         Ok(Self { source, member: Member::Rest(inflate), packed, plain, checkpoints })
     }
 
-    /// Inflates once. `None`: the member may have more bytes.
+    /// Inflates once. Returns the number of bytes, or `None` if this step has made no bytes and another may.
     fn step(&mut self, out: &mut [u8]) -> io::Result<Option<usize>> {
         let is_due = self.is_due();
         let input = self.source.fill_buf()?;
@@ -139,7 +139,7 @@ impl ResumableStream for GzipReader<'_> {
 }
 
 impl Checkpoints {
-    /// A block follows the candidate.
+    /// Makes the candidate a checkpoint, because a block follows it.
     fn confirm(&mut self) {
         if let Some(candidate) = self.candidate.take() {
             self.last = candidate.packed;
@@ -195,11 +195,11 @@ fn decoder_at_bit(used: u8, shared: u8, window: &[u8]) -> Option<Inflate> {
     (inflate.total_in() == prefix.len() as u64).then_some(inflate)
 }
 
-/// Deflate blocks that are not the last, with `used` bits more than whole bytes.
+/// Deflate blocks, none of them the last, whose length is `used` bits more than whole bytes.
 fn empty_blocks(used: u8) -> Vec<u8> {
     /// A block of the fixed code without content: the header 0, 1, 0 and the end 0000000.
     const EMPTY: &str = "0100000000";
-    /// The same with the byte 144, whose code has nine bits: an odd number of bits.
+    /// A block like `EMPTY`, but with the byte 144, whose code has nine bits: an odd number of bits.
     const NINE_BITS: &str = "0101100100000000000";
     let is_odd = used % 2 == 1;
     // Ten bits are a byte and two bits; 19 bits are two bytes and three bits.

@@ -30,8 +30,9 @@ pub(crate) struct Bounds {
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
-/// Inflates until the end mark; returns the source. `false`: another stage stopped, and reports the cause. As in every
-/// runtime, the first bytes decide the compression. For a resumed layer, `source` begins at [`ResumedLayer::offset`].
+/// Inflates until the end mark; returns the source, and `false` if another stage has stopped and has the cause. As in
+/// every runtime, the first bytes decide the compression. For a resumed layer, `source` begins at
+/// [`ResumedLayer::offset`].
 pub(crate) fn inflate(
     mut source: FrameReader,
     blocks: &mut BlockWriter,
@@ -60,7 +61,7 @@ pub(crate) fn inflate(
     (source, ended)
 }
 
-/// Passes the bytes that an earlier attempt has unpacked, then the rest of the stream.
+/// Queues the bytes that an earlier attempt has unpacked, then the rest. Returns `false` if the reader was dropped.
 fn resume_stream(
     source: &mut FrameReader,
     blocks: &mut BlockWriter,

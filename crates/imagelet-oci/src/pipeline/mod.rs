@@ -61,16 +61,16 @@ use crate::{
     unpack::{LayerMemory, UnpackBudget},
 };
 
-/// A smaller layer is quickly fetched again, so it stays for a resumption only if it is slow.
+/// A smaller layer is quickly fetched again, so it stays for a resumption only if its registry is slow.
 const RESUMABLE_LAYER_MIN: u64 = 16 << 20;
-/// A frame is at most as large as the transport's read buffer.
+/// Frames in the queue to the inflater. A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
 /// Interval and number of checks whether a cancelled pull has released its blob.
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
 /// The nice value of the threads of every layer but the largest. The largest layer decides when the pull ends, and on
-/// two cores the others would slow it. The value has no effect on other control groups.
+/// two cores other layers would slow it. The value has no effect on other control groups.
 const SMALLER_LAYER_NICE: i32 = 5;
 
 /// Maximum inflated bytes of one layer of any size: the limit of its files.
@@ -96,7 +96,7 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// How an artifact's blob becomes files. `None`: the layer is an image's.
+    /// How the blob of an artifact becomes files; `None` for a layer of an image.
     pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
     pub(crate) staging: LayerStaging,
@@ -115,15 +115,15 @@ pub(crate) struct LayerStaging {
 /// The use of the compressed bytes on the disk.
 #[derive(Clone)]
 pub(crate) struct CompressedCopy {
-    /// The bytes are kept, and a part of them even after a failure.
+    /// Whether the compressed bytes are kept; after a failure, the received part stays.
     pub(crate) is_kept: bool,
     /// Whether the partial layer stays for the next pull if this pull ends unfinished.
     pub(crate) resumption: Resumption,
     pub(crate) key: PartialKey,
     pub(crate) unreserved_space: Arc<dyn Fn(u64) -> bool + Send + Sync>,
-    /// Reads a kept blob. `false`: fetches the blob from the registry.
+    /// Whether to use a kept blob; otherwise the registry must send the blob.
     pub(crate) trusts_kept: bool,
-    /// The possible paths of a whole file with the same bytes, from the same pull.
+    /// Paths at which this pull may have placed a whole file with the same bytes.
     pub(crate) whole: Vec<PathBuf>,
 }
 
@@ -134,16 +134,16 @@ pub(crate) struct UnpackTerms {
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
     pub(crate) hold: HoldPolicy,
-    /// No layer of the image is larger. Such a layer decides when the pull ends.
+    /// Whether no layer of the image is larger, so that this layer decides when the pull ends.
     pub(crate) is_largest: bool,
 }
 
 /// How an attempt uses the unfinished content on the disk.
 #[derive(Clone, Copy)]
 struct DiskUse {
-    /// Continues the content on the disk. `false`: the attempt starts at the first byte.
+    /// Whether the attempt continues the content on the disk; otherwise it starts at the first byte.
     reads: bool,
-    /// Copies compressed bytes to the disk, for a resumption.
+    /// Whether the attempt copies compressed bytes to the disk for a resumption.
     copies: bool,
 }
 
@@ -201,7 +201,7 @@ impl LayerJob {
             };
             place.pace.set_left(self.descriptor.size);
             if memory.was_refused() {
-                // Released before the wait, so that a waiting layer uses no memory.
+                // The memory is released before the wait, so that a waiting layer uses no memory.
                 drop(memory);
                 tracing::debug!(layer = %self.descriptor.digest, "waiting for a whole share of the memory to unpack in");
                 memory = self.whole_memory(place, progress).await?;
@@ -211,7 +211,7 @@ impl LayerJob {
                 RuntimeErrorKind::Corrupt | RuntimeErrorKind::Unacceptable => {
                     let is_archive = self.session.archive().is_some();
                     self.on_thread(move |job| {
-                        // A kept blob that was not read may be correct, so it is not discarded.
+                        // Only a kept blob that this attempt may have read is discarded.
                         if job.blob.trusts_kept && !is_archive {
                             job.staging.store.discard_blob(&job.descriptor.digest);
                         }
@@ -246,7 +246,7 @@ impl LayerJob {
         self.terms.budget.layer(&self.claim.tenant, &self.claim.image, &place.pace.wall)
     }
 
-    /// Waits for all the memory that a layer may have. Keeps its place until another layer waits for the place.
+    /// Waits for all the memory that a layer may have. The layer keeps its place until another layer waits for one.
     async fn whole_memory(&self, place: &Place, progress: &Progress) -> Result<Arc<LayerMemory>, RuntimeError> {
         let (mut checks, UnpackTerms { budget, hold, .. }) = (Checks::new(), &self.terms);
         loop {
@@ -274,7 +274,7 @@ impl LayerJob {
                 None if disk.reads => {
                     let whole = if job.blob.trusts_kept { store.open_blob(digest, *size) } else { None };
                     let same = || job.blob.whole.iter().find_map(|path| KeptBytes::open(path, *size..=*size));
-                    // The bytes of a running pull may prove wrong.
+                    // A partial blob that a running pull writes is not used: its bytes may prove wrong.
                     let partial = || store.open_partial(&job.blob.key, *size);
                     let partial = || if store.is_written(&job.blob.key) { None } else { partial() };
                     whole.or_else(same).or_else(partial)
@@ -343,13 +343,13 @@ impl LayerJob {
         BlobPurpose::Keep(self.terms.limits.free_bytes_floor)
     }
 
-    /// Whether the layer's files or its compressed bytes stay on the disk.
+    /// Whether the layer's files or its compressed bytes stay on the disk after a failure.
     fn is_resumable(&self) -> bool {
         self.blob.is_kept || (self.may_copy() && self.descriptor.size >= RESUMABLE_LAYER_MIN)
     }
 
-    /// Whether the unpacked files stay for a resumption, instead of compressed bytes. Not for zstd, whose decoder
-    /// cannot start inside a frame. Not without root, because the archive's modes may make files unreadable.
+    /// Whether the unpacked files stay for a resumption, instead of compressed bytes. This excludes zstd, whose decoder
+    /// cannot start inside a frame, and a process without root, because the archive's modes may make files unreadable.
     fn stays_by_files(&self) -> bool {
         let is_zstd = || self.descriptor.layer_compression().is_ok_and(|it| it == Compression::Zstd);
         let is_root = rustix::process::geteuid().is_root();
@@ -393,7 +393,7 @@ impl LayerJob {
 }
 
 impl LayerAttempt<'_> {
-    /// `None`: the layer gave way to others. Content for a resumption is on the disk.
+    /// Runs the three stages. Returns `None` if the layer gave way; content for a resumption is then on the disk.
     async fn run(mut self, start: AttemptStart) -> Result<Option<StagedLayer>, RuntimeError> {
         let (job, memory, written_bytes) = (self.job, self.memory, &self.job.staging.written_bytes);
         let (mut staging, mut journal, mut resumed, mut kept, mut copy) = (None, None, None, None, None);
@@ -465,7 +465,7 @@ impl LayerAttempt<'_> {
         if gave_way || fetched.is_err() {
             cancel.0.store(true, Ordering::Relaxed);
         }
-        // The threads may still wait for memory.
+        // While the threads still wait for memory, the layer may have to give way.
         let mut ended = pin!(async { (inflater.await, unpacker.await) });
         let gives_way = |now| memory.is_awaited() && self.gives_way(now);
         let (inflated, unpacked) = if let Some(ended) = Checks::new().run(&mut ended, gives_way).await {

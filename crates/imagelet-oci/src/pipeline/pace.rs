@@ -26,12 +26,12 @@ pub(crate) struct LayerPace {
     /// The time in which the layer waits for its registry.
     pub(crate) network: HoldMeter,
     left: AtomicU64,
-    /// When all compressed bytes were received.
+    /// The time at which the last compressed byte was received.
     whole_since: Mutex<Option<Instant>>,
 }
 
 impl LayerPace {
-    /// For a layer that gets its place now.
+    /// The pace of a layer that gets its place at `now`.
     pub(crate) fn new(size: u64, now: Instant) -> Self {
         Self {
             wall: Arc::new(HoldMeter::new(now)),
@@ -41,7 +41,7 @@ impl LayerPace {
         }
     }
 
-    /// The layer gets a place again.
+    /// Restarts both meters, because the layer has got a place again.
     pub(crate) fn restart(&self, now: Instant) {
         self.wall.restart(now);
         self.network.restart(now);
@@ -52,7 +52,7 @@ impl LayerPace {
         self.network.add(bytes);
     }
 
-    /// Compressed bytes that are not received.
+    /// The number of compressed bytes that are still to be received.
     pub(crate) fn left(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
     }
@@ -83,7 +83,7 @@ pub(crate) async fn reported<T>(
     wait.await
 }
 
-/// Reports a wait, and at the drop its end.
+/// Reports a wait. The drop of the returned pair reports the end of the wait.
 pub(crate) fn report_wait(
     (thing, layer, progress): (SharedThing, &Digest, &Progress),
     holder: Option<String>,
@@ -92,7 +92,7 @@ pub(crate) fn report_wait(
     EventPair::begin(Arc::clone(progress), waits(Some(PullWait { thing, holder })), waits(None))
 }
 
-/// Reports a recheck of an earlier pull's content, and at the drop its end. No byte is received meanwhile.
+/// Reports a recheck of an earlier pull's content, during which no byte is received. The drop reports its end.
 pub(crate) fn report_recheck(layer: &Digest, progress: &Progress) -> EventPair {
     let recheck = |is_over| PullEvent::Recheck { layer: layer.clone(), is_over };
     EventPair::begin(Arc::clone(progress), recheck(false), recheck(true))
@@ -109,7 +109,7 @@ impl Checks {
         Self(checks)
     }
 
-    /// Runs a future to its end. `None`: a check ended the run early.
+    /// Runs a future to its end; `None` if `ends` has returned true at a check before.
     pub(crate) async fn run<T>(
         &mut self,
         future: impl Future<Output = T>,

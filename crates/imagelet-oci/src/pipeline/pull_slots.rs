@@ -6,7 +6,7 @@
 //! with the fewest places.
 //!
 //! A layer with a slow registry gives its place to a waiting layer. After a wait of ten seconds, the slowest of the
-//! layers that lose nothing also gives its place, at any rate. It resumes by `Range` when a place is free again.
+//! layers that lose no bytes also gives its place, at any rate. That layer resumes by `Range` with its next place.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -61,7 +61,7 @@ struct HeldPlace {
     claim: SlotRequest,
     pace: Arc<LayerPace>,
     half: Half,
-    /// When the layer last checked whether other layers wait.
+    /// The time at which the layer last checked whether other layers wait.
     checked: Instant,
 }
 
@@ -69,7 +69,7 @@ struct HeldPlace {
 struct Line {
     next: u64,
     held: HashMap<u64, HeldPlace>,
-    /// In the order of arrival.
+    /// The waiting layers by ticket, in the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
     /// Scales all bounds by the limit of open files.
     share: DescriptorShare,
@@ -162,7 +162,7 @@ impl Line {
         !slower.into_iter().any(|other| self.successor(other).is_some())
     }
 
-    /// Moves a layer behind all layers that never had a place.
+    /// Moves a layer from its place into the queue, behind all layers that never had a place.
     fn give_way(&mut self, ticket: u64, now: Instant) {
         if let Some(HeldPlace { claim, pace, .. }) = self.held.remove(&ticket) {
             self.waiting.insert(ticket, Waiting { claim, pace, since: now, gave_way: true });
@@ -194,7 +194,7 @@ impl PullSlots {
         place
     }
 
-    /// The image of the slowest layer.
+    /// The image of the slowest layer that has a place.
     fn slowest(&self) -> Option<String> {
         let now = Instant::now();
         let line = locked(&self.line);
@@ -217,8 +217,8 @@ impl PullSlots {
 }
 
 impl Place {
-    /// Gives the place to a waiting layer, if it is this layer's turn. The attempt then ends, and the layer continues
-    /// from the bytes on the disk after [`Place::again`].
+    /// Gives the place to a waiting layer if this layer is due, and returns whether it is. The attempt then ends, and
+    /// the layer continues from the bytes on the disk after [`Place::again`].
     pub(crate) fn gives_way(&self, policy: HoldPolicy, is_lossy: bool, now: Instant) -> bool {
         let is_due = locked(&self.places.line).gives_way(self.ticket, policy, is_lossy, now);
         if is_due {
@@ -244,7 +244,7 @@ impl Place {
     async fn turn(&self, layer: &Descriptor, progress: &Progress) {
         let turn = async {
             loop {
-                // Created before the check, so that it receives every later notification.
+                // The future is created before the check, so that it receives every later notification.
                 let granted = self.places.granted.notified();
                 if locked(&self.places.line).held.contains_key(&self.ticket) {
                     return;

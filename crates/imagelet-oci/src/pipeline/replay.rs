@@ -38,7 +38,7 @@ struct ReplayState<'a> {
     around: CheckpointBytes,
 }
 
-/// Passes all bytes before the checkpoint. `None`: the reader was dropped.
+/// Queues all bytes before the checkpoint. Returns the bytes around it, or `None` if the reader was dropped.
 pub(super) fn replay(
     resumed: &mut ResumedLayer,
     blocks: &mut BlockWriter,

@@ -36,8 +36,8 @@ use crate::{
 const ROOT_MODE: u32 = 0o755;
 
 impl LayerJob {
-    /// Blocks; a confined thread reads the archive. An error removes the staging folder, unless the layer stays for the
-    /// next pull. `previous`: the files of an earlier attempt.
+    /// Unpacks on a confined thread, and blocks. An error removes the staging folder, unless the layer stays for the
+    /// next pull. `previous` is the folder of an earlier attempt's files.
     pub(super) fn unpack(
         &self,
         staging: Staging,
@@ -184,7 +184,7 @@ impl LayerJob {
         };
         let (store, view) = (&self.staging.store, &self.staging.view);
         let layer = StagedLayer::new(store, staging, &self.descriptor, (record, report.allocated), Arc::clone(view))?;
-        // A kept blob already resumes the pull, and a spare layer would lack the blob.
+        // With a kept blob, the layer needs no spare: the next pull resumes from the blob, which a spare would lack.
         if self.blob.is_kept {
             return Ok(layer);
         }
@@ -192,7 +192,7 @@ impl LayerJob {
     }
 }
 
-/// The record of each written path, or the path's part in the proof of an artifact's content.
+/// Collects a record of each written path, in a file manifest or in the proof of an artifact's content.
 enum Listing {
     Files(FileManifestWriter),
     Proof(ContentProof),

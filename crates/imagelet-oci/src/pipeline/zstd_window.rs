@@ -45,7 +45,7 @@ pub(crate) struct ZstdReader<'a> {
     /// Bytes missing from the frame's declared size. libzstd checks this size only for some input patterns, but the
     /// result must not depend on how the bytes arrive.
     owed: Option<u64>,
-    /// The last output buffer was full: the window may contain more output without further input.
+    /// Whether the last output buffer was full, so that there may be more output without further input.
     has_more: bool,
 }
 
@@ -71,7 +71,7 @@ impl<'a> ZstdReader<'a> {
         })
     }
 
-    /// Checks the next frame's header before the decoder reads it. `false`: no further frame.
+    /// Checks the next frame's header before the decoder reads it. Returns `false` if there is no further frame.
     fn begin_frame(&mut self) -> io::Result<bool> {
         let head = self.source.peek(HEAD_LENGTH_MAX)?;
         if head.is_empty() {

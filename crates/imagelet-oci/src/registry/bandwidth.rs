@@ -16,21 +16,21 @@ use tokio::{
 
 use super::locked;
 
-/// The bucket saves the unused bytes of at most this time.
+/// The bucket saves at most the unused bytes of this time.
 const BURST: Duration = Duration::from_millis(100);
 
-/// A limit in bytes per second, shared by clones. It can change while pulls run. Equal rates are equal limits.
+/// A limit in bytes per second, shared by clones. It can change while pulls run. Limits with equal rates are equal.
 #[derive(Clone, Debug)]
 pub struct Bandwidth {
     bucket: Arc<Mutex<Bucket>>,
     changed: watch::Sender<()>,
 }
 
-/// The position of received bytes in the order of all received bytes. `None`: the bytes are due at once.
+/// The number of all received bytes up to the last byte of the ticket. `None` if no limit applies to them.
 pub(super) type ByteTicket = Option<u64>;
 
 impl Bandwidth {
-    /// `None`: unlimited.
+    /// The rate is in bytes per second. `None` means no limit.
     #[must_use]
     pub fn new(rate: Option<NonZeroU64>) -> Self {
         let bucket = Bucket { rate, issued: 0, due: 0.0, at: Instant::now() };
@@ -51,7 +51,7 @@ impl Bandwidth {
         self.changed.send_replace(());
     }
 
-    /// For 0 bytes: the ticket of all earlier bytes.
+    /// The ticket of received bytes. For 0 bytes, it is the ticket of all earlier bytes.
     pub(super) fn ticket(&self, bytes: u64) -> ByteTicket {
         locked(&self.bucket).ticket(bytes, Instant::now())
     }
@@ -90,9 +90,9 @@ impl Eq for Bandwidth {}
 #[derive(Debug)]
 struct Bucket {
     rate: Option<NonZeroU64>,
-    /// Bytes that have a ticket.
+    /// The number of bytes that have a ticket.
     issued: u64,
-    /// Bytes that were due at the time `at`.
+    /// The number of bytes that the limit allowed up to the time `at`.
     due: f64,
     at: Instant,
 }

@@ -12,7 +12,7 @@ use regex_lite::Regex;
 /// Maximum number of bytes of a registry's error text in a message.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
-/// A request fails if it would have to wait longer.
+/// The longest wait that a registry may request. A request fails if the registry requests a longer wait.
 pub(crate) const RETRY_AFTER_MAX: Duration = Duration::from_mins(1);
 const REDACTED: &str = "[redacted]";
 
@@ -25,18 +25,18 @@ pub(crate) struct Failure {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Retry {
     Never,
-    /// Without a wait, after the other hosts, at most `times` times. A second answer may be right.
+    /// The request is repeated without a wait, up to `times` times, after the other hosts: a new answer may be right.
     Again {
         times: u32,
     },
-    /// After a backoff.
+    /// The request is repeated after a backoff.
     Soon,
-    /// After the wait that the registry requests.
+    /// The request is repeated after the wait that the registry requests.
     After(Duration),
 }
 
 impl Failure {
-    /// Sets the stage, unless the failure has a stage of its connection.
+    /// Sets the stage of the request. If the connection failed, the stage of the connection is kept.
     pub(crate) fn at(self, stage: Stage) -> Self {
         let fault = self.error.fault();
         let has_stage = matches!(fault.stage, Stage::Dns | Stage::Connect | Stage::Tls | Stage::Proxy);
@@ -70,7 +70,7 @@ pub(crate) fn unavailable(class: ErrorClass, stage: Stage, message: impl Into<St
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message).with_fault(Fault::new(class, stage))
 }
 
-/// When to repeat a request after an HTTP status. `None`: the status is final.
+/// How a request is repeated after an HTTP status. `None` if the status is final.
 pub(crate) fn status_retry(status: u16, requested_wait: Option<Duration>) -> Option<Retry> {
     matches!(status, 408 | 425 | 429 | 500..=599).then(|| match requested_wait {
         Some(wait) if wait > RETRY_AFTER_MAX => Retry::Never,
@@ -92,10 +92,10 @@ pub(crate) fn status_fault(status: u16, stage: Stage, retry_after: Option<Durati
     Fault { retry_after, ..Fault::new(class, stage) }
 }
 
-/// Makes a registry's error text safe for a message: no control characters, no secret in use, bounded length. `cut`:
-/// the text is incomplete. Then its last bytes are dropped, because they may be a part of a secret.
+/// Makes a registry's error text safe for a message: no control characters, no secret in use, bounded length. `cut`
+/// means that the text is incomplete. Then its last bytes are dropped, because they may be a part of a secret.
 pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[Secret]) -> String {
-    // Unprintable characters are removed first: a secret with such a character inside would not be found.
+    // Unprintable characters are removed first, because a secret that contains one would not be found.
     let bare = |text: &str| text.replace(is_unprintable, "");
     let mut text = bare(&String::from_utf8_lossy(body));
     let mut secrets: Vec<Secret> = secrets.iter().flat_map(|secret| spellings(&bare(secret.expose()))).collect();
@@ -115,7 +115,7 @@ pub(crate) fn scrubbed(body: &[u8], cut: bool, secrets: &[Secret]) -> String {
     text
 }
 
-/// The message of a registry's error document, or its plain text. HTML pages are dropped.
+/// The message of a registry's error document, or the plain text of another answer. HTML pages are dropped.
 pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &[Secret]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Document {
@@ -142,14 +142,14 @@ pub(crate) fn explanation(content_type: &str, body: &[u8], cut: bool, secrets: &
     (!text.is_empty()).then(|| text.to_owned())
 }
 
-/// Removes the queries of URLs: a store repeats a rejected URL with its signature.
+/// Removes the queries of URLs, because a blob store repeats a rejected URL with its signature.
 fn without_queries(text: &str) -> String {
     static QUERY: LazyLock<Regex> =
         LazyLock::new(|| Regex::new(r#"\?[^\s"'<>`)]*=[^\s"'<>`)]*"#).expect("a regular expression"));
     QUERY.replace_all(text, format!("?{REDACTED}")).into_owned()
 }
 
-/// Removes the word after the name of an authentication scheme, unless it may be a plain word.
+/// Removes the word after `Bearer` or `Basic`, unless the word is short or has only lower-case letters.
 fn without_authorization(text: &str) -> String {
     let mut follows_scheme = false;
     let shown = text.split(' ').map(|word| {

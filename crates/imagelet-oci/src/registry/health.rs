@@ -2,7 +2,7 @@
 //!
 //! A host in bad health is tried last: for one repository, or for all repositories if two repositories or the host
 //! itself failed. After a delay, which grows with each failure, a probe is sent outside of the pulls. If the host
-//! answers the probe, the next request is its trial.
+//! answers the probe, the next request to the host decides.
 
 use std::{
     collections::HashMap,
@@ -40,7 +40,7 @@ pub(crate) enum Bad {
     Redirect,
 }
 
-/// The scope that a failure proves. `None`: the failure proves nothing about the host.
+/// What a failure proves to be bad. `None` if it proves nothing about the host.
 pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
     let is_lost = fault.class == ErrorClass::ConnectionLost;
     if !is_lost && !fault.is_unreached() && !matches!(fault.class, ErrorClass::RegistryFailed | ErrorClass::TimedOut) {
@@ -53,7 +53,7 @@ pub(crate) fn proof(fault: &Fault) -> Option<Bad> {
     })
 }
 
-/// A host, and a repository. `None`: all repositories.
+/// A host and a repository, or `None` for all repositories of the host.
 type HealthKey = (Origin, Option<String>);
 
 fn keys(origin: &Origin, repository: &str) -> [HealthKey; 2] {
@@ -63,9 +63,9 @@ fn keys(origin: &Origin, repository: &str) -> [HealthKey; 2] {
 #[derive(Debug, Default)]
 pub(crate) struct HostsHealth {
     table: Mutex<Table>,
-    /// The probes end with this table.
+    /// The running probes. They are cancelled when this value is dropped.
     probes: Mutex<JoinSet<()>>,
-    /// `None`: health is not saved.
+    /// The file that saves the health. Without it, nothing is saved.
     file: Option<PathBuf>,
 }
 
@@ -120,8 +120,8 @@ impl HostsHealth {
         }
     }
 
-    /// A failed write is only logged, and the file is not synced: pulls work without the file. The table is locked
-    /// during the write, so that an older table does not replace a newer one.
+    /// Saves the table. A failed write is only logged, and the file is not synced, because pulls work without the file.
+    /// The caller locks the table during the write, so that an older table does not replace a newer one.
     fn save(&self, table: &Table) {
         let Some(file) = &self.file else { return };
         let bytes = table.encode(Instant::now(), SystemTime::now());
@@ -141,9 +141,9 @@ struct HostHealth {
     strikes: u32,
     marked: Instant,
     probe_at: Instant,
-    /// The host answered a probe; the next request in its usual turn decides.
+    /// Whether the host answered a probe. Then it has its usual turn again, and the next request to it decides.
     on_trial: bool,
-    /// The host failed and has served no other repository since, so the failure is evidence for all repositories.
+    /// Whether the host has served nothing since the failure, which then is evidence against all its repositories.
     is_evidence: bool,
 }
 
@@ -152,7 +152,7 @@ impl Table {
         self.hosts.get(key).is_some_and(|host| !host.on_trial)
     }
 
-    /// If a second repository fails at the same time, the whole host is bad.
+    /// Records a failure, and returns whether the table changed. If two repositories of a host fail, the host is bad.
     fn failed_with(&mut self, origin: &Origin, repository: &str, bad: Bad, began: Instant, now: Instant) -> bool {
         let [host, own] = keys(origin, repository);
         if bad == Bad::Host {
@@ -169,7 +169,7 @@ impl Table {
         (is_general && self.failed(&host, began, now)) || changed
     }
 
-    /// Ignores a request that began before the last failure. `true`: the table changed.
+    /// Records a failure, and returns whether the table changed. A request from before the last failure does not count.
     fn failed(&mut self, key: &HealthKey, began: Instant, now: Instant) -> bool {
         let strikes = match self.hosts.get(key).copied() {
             Some(host) if began < host.marked => return false,
@@ -183,7 +183,7 @@ impl Table {
         true
     }
 
-    /// Removes the oldest entry of a repository. Entries of whole hosts stay.
+    /// Removes the oldest entry of a repository, if there is one. Entries of whole hosts stay.
     fn forget_a_repository(&mut self) -> bool {
         let repositories = self.hosts.iter().filter(|(key, _)| key.1.is_some());
         let oldest = repositories.min_by_key(|(_, host)| host.marked).map(|(key, _)| key.clone());
@@ -200,7 +200,7 @@ impl Table {
         of_host.for_each(|(_, host)| host.is_evidence = false);
     }
 
-    /// Whether a probe is due. If so, the caller runs the probe.
+    /// Whether a probe is due. If so, the caller sends it, and the time of the next probe is set.
     fn take_probe(&mut self, key: &HealthKey, now: Instant) -> bool {
         let Some(host) = self.hosts.get_mut(key).filter(|host| !host.on_trial && now >= host.probe_at) else {
             return false;
@@ -231,7 +231,7 @@ impl Table {
         let clock = unix(clock);
         let host = |line: HealthLine| {
             let origin = Target::parse(&line.origin).ok()?.origin;
-            // A wrong clock, now or in the earlier process, does not delay a probe beyond the usual wait.
+            // The clock may be wrong, now or in the earlier process. So a probe waits at most for the usual time.
             let wait = Duration::from_secs(line.probe_at.saturating_sub(clock)).min(probe_wait(line.strikes));
             let (strikes, probe_at) = (line.strikes, now + wait);
             let health = HostHealth { strikes, marked: now, probe_at, on_trial: false, is_evidence: false };
@@ -246,7 +246,7 @@ struct HealthLine {
     origin: String,
     repository: Option<String>,
     strikes: u32,
-    /// Seconds since 1970.
+    /// The time of the next probe, in seconds since 1970.
     probe_at: u64,
 }
 

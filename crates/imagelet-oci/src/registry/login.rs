@@ -54,7 +54,7 @@ pub async fn check_login(
     let answer = session.send_to_host(0, &query).await.map_err(|failure| failure.error)?;
     drain(answer.body).await;
     let host = &session.hosts[0];
-    // The token service did not receive the credential.
+    // The credential was not checked, because its token service must not receive it.
     if host.withheld.get().is_some() {
         return Err(host.denied(None));
     }

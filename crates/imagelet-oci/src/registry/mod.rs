@@ -1,6 +1,6 @@
 //! The registry client: fetches manifests and blobs, with mirrors, retries and parallel connections.
 //!
-//! Tokens end with their pull, so a token of one credential is never used for another credential.
+//! A token is used only in the pull that obtained it, so it never serves another credential.
 
 mod auth;
 mod bandwidth;
@@ -60,7 +60,7 @@ pub(crate) use blob::BlobSource;
 pub use resolve::ImageDocument;
 pub(crate) use resolve::Resolved;
 
-/// Enough for all layers fetched at once from one registry, and for about a dozen additional connections.
+/// The default limit: enough for all layers that are fetched at once from one registry, and for additional connections.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
 
 const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
@@ -68,23 +68,23 @@ const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
 /// Maximum bytes of documents that all pulls parse at once. A document counts only after all its bytes have arrived.
 const PARSED_BYTES_MAX: usize = 32 << 20;
 
-/// After this many warnings, the set is cleared and warnings repeat.
+/// Maximum number of warnings in a set of logged warnings. A full set is cleared, so that warnings repeat.
 const SEEN_MAX: usize = 256;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryConfig {
-    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`. The first with the registry is used.
+    /// Trees of `HOST/hosts.toml`, files `registries.conf` or `registries.yaml`. The first that has a registry is used.
     pub hosts_dirs: Vec<PathBuf>,
     pub proxies: ProxyConfig,
     pub timeouts: RegistryTimeouts,
-    /// Limits the parallel requests of all pulls to one host, and its connections with the same TLS settings and proxy.
+    /// Limits the parallel requests of all pulls to a host, and its connections with equal TLS settings and proxy.
     pub connections_per_host: NonZeroUsize,
     /// The rate limit for blobs, shared by all pulls and by all engines with a clone of it.
     pub bandwidth: Bandwidth,
-    /// The file that saves the health of hosts for the next process. An engine sets the file of its store.
+    /// The file that saves the health of hosts for the next process. An engine replaces it by a file in its store.
     pub health_file: Option<PathBuf>,
     pub fetch_sizes: FetchSizes,
-    /// The policy file (containers-policy.json) for images of registries. `None`: no signature is checked.
+    /// The policy file (containers-policy.json) for images of registries. Without it, no signature is checked.
     pub signature_policy: Option<PathBuf>,
 }
 
@@ -106,15 +106,15 @@ impl Default for RegistryConfig {
 /// Time limits for a registry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RegistryTimeouts {
-    /// Time for a TCP connection: the name lookup and all addresses. A host's own `dial_timeout` overrides it.
+    /// Maximum time for a TCP connection: the name lookup and all addresses. The `dial_timeout` of a host overrides it.
     pub dial: Duration,
-    /// Time from a sent request to the head of its response. After at most 10 s, another host is asked in parallel.
+    /// Maximum time from a request to the head of its response. After 10 s, the next host is asked in parallel.
     pub header: Duration,
     /// Time without a byte in a body after which the connection is closed.
     pub progress: Duration,
     /// Time without a byte over all connections and retries after which a pull fails. `None`: no limit.
     pub silence_max: Option<Duration>,
-    /// Time that the requests of a pull may spend on retries after temporary failures.
+    /// Maximum time that all requests of a pull spend on retries after temporary failures.
     pub retry_budget: Duration,
 }
 
@@ -130,7 +130,7 @@ impl Default for RegistryTimeouts {
     }
 }
 
-/// Adds a text to a set. `true`: the text is new. A full set is cleared first.
+/// Adds a text to a set, and returns whether the text is new. A full set is cleared first.
 fn is_new(seen: &Mutex<BTreeSet<String>>, text: &str) -> bool {
     let mut seen = locked(seen);
     if seen.len() >= SEEN_MAX {
@@ -151,10 +151,10 @@ struct Shared {
     transport: Transport,
     health: Arc<HostsHealth>,
     rate_limits: RateLimits,
-    /// The read-ahead bytes and additional connections that all blobs share.
+    /// Limits that all blobs share: bytes that are read ahead, and additional connections (`extra_connections`).
     read_ahead: Arc<Semaphore>,
     extra_connections: Arc<Semaphore>,
-    /// The store for large documents. Without a store, they stay in memory.
+    /// The store for large documents. Without a store, large documents stay in memory.
     documents: OnceLock<Arc<Store>>,
     parsing: Semaphore,
 }
@@ -186,7 +186,7 @@ impl Registry {
         Self { shared: Arc::new(shared) }
     }
 
-    /// A client for a check: retries nothing, and stores no health of hosts.
+    /// A client that only checks registries: it retries nothing, and stores no health of hosts.
     fn for_check(config: RegistryConfig) -> Self {
         let timeouts = RegistryTimeouts { retry_budget: Duration::ZERO, ..config.timeouts };
         Self::new(RegistryConfig { health_file: None, timeouts, ..config })

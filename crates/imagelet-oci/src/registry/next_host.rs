@@ -1,8 +1,8 @@
 //! Decides which host gets the next attempt of a request, and when (`docs/spec/pull.md §13.3`); does no I/O.
 //!
 //! The host with the shortest expected delay is next. The delay is the backoff after a failure, the wait that a host
-//! requests, or `BAD_HEALTH_DELAY` for bad health. So all other hosts are tried before a host is tried again. All
-//! retries of a pull share a budget (`docs/spec/pull.md §13.5`).
+//! requests, or `BAD_HEALTH_DELAY` for bad health. So a host is tried again only after the other hosts. All retries of
+//! a pull share a budget (`docs/spec/pull.md §13.5`).
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -23,7 +23,7 @@ use super::{
 
 const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
-/// The maximum of the random share by which a wait is shortened.
+/// The maximum share of a backoff by which the backoff is randomly shortened.
 const JITTER: f64 = 0.25;
 /// The expected delay of an attempt at a host in bad health.
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
@@ -32,11 +32,11 @@ const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 #[derive(Debug)]
 pub(crate) struct Attempts {
     hosts: Vec<Candidate>,
-    /// A random value for all backoffs of the request. Requests retry at different times, in the same order of hosts.
+    /// One random value for all backoffs of the request. It changes the times of retries, but not the order of hosts.
     jitter: f64,
     first: Option<Instant>,
     count: u32,
-    /// A host has sent a part of the content: a final failure of the registry does not end the retries at other hosts.
+    /// Whether a host has sent a part of the content. Then a final failure of the registry does not end the retries.
     pub(crate) is_underway: bool,
 }
 
@@ -46,7 +46,7 @@ struct Candidate {
     failures: u32,
     again: u32,
     due: Option<Instant>,
-    /// The registry requested the wait.
+    /// Whether the host requested the wait.
     is_requested: bool,
     is_redirected: bool,
     is_out: bool,
@@ -58,7 +58,7 @@ struct Candidate {
 pub(crate) struct Standing {
     pub(crate) is_bad: bool,
     pub(crate) held_until: Option<Instant>,
-    /// An attempt at the host is running; no second attempt starts.
+    /// Whether an attempt at the host is running. Then no second attempt starts.
     pub(crate) is_asked: bool,
 }
 
@@ -70,7 +70,7 @@ pub(crate) struct Next {
     pub(crate) host: usize,
     pub(crate) wait: Duration,
     pub(crate) is_requested: bool,
-    /// The target of the host's redirect failed, not the host.
+    /// Whether the target of the host's redirect failed, instead of the host itself.
     pub(crate) is_redirected: bool,
 }
 
@@ -80,7 +80,7 @@ impl Attempts {
         Self { hosts, jitter: random_share(), first: None, count: 0, is_underway: false }
     }
 
-    /// `None`: no host remains.
+    /// The host for the next attempt, and the wait before it. `None` if no attempt remains.
     pub(crate) fn next(&self, now: Instant, standing: impl Fn(usize) -> Standing) -> Option<Next> {
         let left = self.hosts.iter().filter(|host| !host.is_out).map(|host| (host, standing(host.host)));
         let left: Vec<(&Candidate, Standing)> = left.filter(|(_, standing)| !standing.is_asked).collect();
@@ -110,7 +110,7 @@ impl Attempts {
         self.count += 1;
     }
 
-    /// Records a failure; returns when the host may be tried again.
+    /// Records a failure. Returns the end of the wait before the next attempt at the host, if it has to wait.
     pub(crate) fn failed(&mut self, host: usize, failure: Failure, now: Instant) -> Option<Instant> {
         let jitter = self.jitter;
         let candidate = self.hosts.iter_mut().find(|candidate| candidate.host == host)?;
@@ -123,7 +123,7 @@ impl Attempts {
                 Some(Duration::ZERO)
             }
             Retry::Soon => Some(backoff),
-            // At least a backoff: otherwise a registry that requests a wait of 0 s is asked without end.
+            // The wait is at least a backoff. Otherwise a registry that requests a wait of 0 s is asked without end.
             Retry::After(wait) => Some(wait.max(backoff)),
         };
         candidate.failures += 1;
@@ -141,7 +141,7 @@ impl Attempts {
         self.hosts.iter().any(|candidate| candidate.host == host && candidate.failures > 0)
     }
 
-    /// Progress resets all failures except the final ones.
+    /// Resets all failures except the final ones, because content has arrived.
     pub(crate) fn refill(&mut self) {
         (self.first, self.count) = (None, 0);
         for candidate in self.hosts.iter_mut().filter(|candidate| !candidate.is_out) {
@@ -149,7 +149,7 @@ impl Attempts {
         }
     }
 
-    /// Attempts so far, and the time since the first.
+    /// The number of attempts so far, and the time since the first attempt.
     pub(crate) fn spent(&self, now: Instant) -> (u32, Duration) {
         (self.count, self.first.map(|first| now.saturating_duration_since(first)).unwrap_or_default())
     }
@@ -172,7 +172,7 @@ impl Attempts {
 #[derive(Debug)]
 pub(crate) struct RetryBudget {
     total: Duration,
-    /// Applies until the party that failed has served data.
+    /// Lower limits, which apply until the failed party (a host, or the target of a redirect) has served data.
     patience: Patience,
     hosts_served: AtomicBool,
     redirects_served: AtomicBool,
@@ -185,7 +185,7 @@ impl RetryBudget {
         Self { total, patience, hosts_served, redirects_served, spent: SharedClock::new() }
     }
 
-    /// A host, or the target of a redirect, has served data. The whole budget now applies to this kind of party.
+    /// Records that hosts, or redirect targets if `is_redirected`, serve data. They now have the whole budget.
     pub(crate) fn served(&self, is_redirected: bool) {
         self.served_by(is_redirected).store(true, Ordering::Relaxed);
     }
@@ -194,7 +194,7 @@ impl RetryBudget {
         if is_redirected { &self.redirects_served } else { &self.hosts_served }
     }
 
-    /// The maximum time of all retries. It is shorter while no data was served: the failed pull then loses nothing.
+    /// The maximum time of all retries. It is shorter until data was served: a failed pull then loses nothing.
     pub(crate) fn allowed(&self, next: &Next) -> Duration {
         let Patience { retries_max, requested_max, .. } = self.patience;
         match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {
@@ -204,7 +204,7 @@ impl RetryBudget {
         }
     }
 
-    /// Whether the budget covers the wait. `tried`: the time since the request's first attempt.
+    /// Whether the budget covers the wait before `next`. `tried` is the time since the first attempt of the request.
     pub(crate) fn permits(&self, next: &Next, tried: Duration) -> bool {
         let has_served = self.served_by(next.is_redirected).load(Ordering::Relaxed);
         (has_served || tried <= self.patience.attempt_max) && self.left(next) >= next.wait
@@ -218,7 +218,7 @@ impl RetryBudget {
         self.spent.time()
     }
 
-    /// The budget is spent until the guard is dropped.
+    /// Spends the budget until the guard is dropped.
     pub(crate) fn retrying(&self) -> Running<'_> {
         self.spent.run()
     }

@@ -34,7 +34,7 @@ use crate::{image_archive::ArchiveBlobs, manifest::printable};
 
 const REPORTS_MAX: usize = 8;
 
-/// Tokens exist only in their session, so that no other credential uses them.
+/// The session of one pull. Tokens exist only in their session, so that no session with another credential uses them.
 #[derive(Clone, Debug)]
 pub(crate) struct PullSession(Arc<SessionState>);
 
@@ -46,7 +46,7 @@ pub(crate) struct SessionState {
     /// The origins of all hosts.
     pub(super) listed: Arc<[Origin]>,
     pub(crate) reception: Arc<Reception>,
-    /// The archive that the content comes from, instead of hosts.
+    /// The archive from which the content comes. A session with an archive has no hosts.
     pub(super) archive: Option<Arc<ArchiveBlobs>>,
     pub(super) retry_budget: RetryBudget,
     pub(super) rates: ConnectionRates,
@@ -61,7 +61,7 @@ impl Deref for PullSession {
     }
 }
 
-/// Sends events to the pull. Token events and configuration warnings from before the pull are sent when it begins.
+/// Sends events to the listener. Token events and warnings from before the listener is set are sent when it is set.
 #[derive(Default)]
 struct Reports {
     listener: Option<Progress>,
@@ -80,25 +80,25 @@ pub(crate) struct SessionHost {
     pub(crate) host: Host,
     pub(crate) credential: Option<Credential>,
     pub(super) grant: Mutex<Option<Grant>>,
-    /// Locked while a grant is obtained.
+    /// The lock is held while a grant is obtained.
     pub(crate) renewal: tokio::sync::Mutex<()>,
     /// The token service that did not receive the credential, for an error message.
     pub(crate) withheld: OnceLock<Origin>,
-    /// Set when the credential is sent.
+    /// Whether the credential was sent to the host or to its token service.
     shown: AtomicBool,
     /// The challenge of the API root, requested once if the host's refusal had no challenge.
     pub(super) challenge: OnceCell<Option<HeaderMap>>,
-    /// The pull has a credential, but not for this host.
+    /// Whether the pull has no credential for this host, but one for another host.
     has_other: bool,
     reference: Reference,
-    /// The session only checks a credential, without a repository.
+    /// Whether the session only checks a credential. Then its requests name no repository.
     pub(super) is_login: bool,
     pub(crate) account: Account,
     /// The content that the host sent, and the host's failures.
     pub(super) sent: Mutex<PullHost>,
 }
 
-/// The `Authorization` header for one host, used until the host rejects it. The number counts the grants of a pull.
+/// The `Authorization` header for one host, until the host rejects it. `number` counts a pull's grants for the host.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
     pub(super) header: HeaderValue,
@@ -134,14 +134,14 @@ impl PullSession {
         }))
     }
 
-    /// The state of a session that has no clone.
+    /// The state of a new session, for changes. The session must not have a clone.
     fn state(&mut self) -> &mut SessionState {
         Arc::get_mut(&mut self.0).expect("a new session has no clone")
     }
 
-    /// A session that checks only this credential, at the registry itself.
+    /// A session that only checks a credential, at the registry itself.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
-        // A credential without a server address is for the registry, at any address.
+        // Without a server address, the credential applies to the registry at any address.
         let credential = Credential { server_address: String::new(), ..credential.clone() };
         let mut session = Self::new(shared, reference, vec![own], &[credential], Patience::FULL);
         session.state().hosts[0].is_login = true;
@@ -170,7 +170,7 @@ impl PullSession {
         self.rates.usual().map(|rate| rate as u64)
     }
 
-    /// Reports events from now on, and the tokens and warnings so far.
+    /// Sends all later events to `progress`, and the token events and warnings so far.
     pub(crate) fn report_to(&self, progress: &Progress) {
         let mut reports = locked(&self.reports);
         reports.listener = Some(Arc::clone(progress));
@@ -196,8 +196,8 @@ impl PullSession {
         }
     }
 
-    /// The hosts that sent content, then hosts that failed. All hosts that sent content are listed, because the
-    /// credential that opened the image depends on them.
+    /// The hosts that sent content, then hosts that failed. All hosts that sent content are listed, because they show
+    /// which credential opened the image.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
         let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| locked(&host.sent).clone()).collect();
         for host in &mut hosts {
@@ -231,7 +231,7 @@ impl PullSession {
 }
 
 impl SessionHost {
-    /// Uses the pull's credential for the host, else for its registry, else the credential in the host's configuration.
+    /// Chooses the credential: the pull's for the host, else the pull's for its registry, else the configured one.
     fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {
         let named = credentials.iter().find(|credential| names_host(&credential.server_address, &host));
         let of_registry = |credential: &&Credential| is_for(&credential.server_address, &host, reference.domain());
@@ -297,7 +297,7 @@ impl SessionHost {
         if self.host.names_registry { target.with_query(&format!("ns={}", self.reference.domain())) } else { target }
     }
 
-    /// The token scope: pull from this repository. The scope in the challenge is ignored. `None` for a login.
+    /// The scope of a token: pull from this repository. The scope in the challenge is ignored. `None` for a login.
     pub(crate) fn scope(&self) -> Option<String> {
         if self.is_login {
             return None;
@@ -362,7 +362,7 @@ fn names_host(server_address: &str, host: &Host) -> bool {
 fn is_for(server_address: &str, host: &Host, registry: &str) -> bool {
     let server = server_address.split_once("://").map_or(server_address, |(_, rest)| rest);
     let server = server.split(['/', '?', '#']).next().unwrap_or_default();
-    // A pattern has already matched the image's name.
+    // An address with `*` is a pattern, which has already matched the image's name.
     let names_registry = server.is_empty()
         || server.contains('*')
         || server == registry

@@ -14,10 +14,10 @@ use tokio::time::Instant;
 use super::{connection::Origin, locked};
 
 const LIMITS_MAX: usize = 1024;
-/// A larger number is a Unix time, not a wait.
+/// From this number of seconds on, a reset header has a Unix time, not a wait.
 const UNIX_TIME_MIN: Duration = Duration::from_secs(1_000_000_000);
 
-/// The key of a credential: its hash, which differs in each process.
+/// The hash of a credential, by which its rate limits are found. It differs in each process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Account(u64);
 
@@ -56,14 +56,14 @@ pub(crate) fn requested_wait(status: StatusCode, headers: &HeaderMap, now: Syste
         return None;
     }
     let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    // Seconds, or a time, as GitLab and GitHub send it.
+    // The header has seconds, or a Unix time as GitLab and GitHub send it.
     let reset = || {
         let reset = ["ratelimit-reset", "x-ratelimit-reset"].into_iter().find_map(text).and_then(seconds)?;
         let is_time = reset >= UNIX_TIME_MIN;
         Some(if is_time { (UNIX_EPOCH + reset).duration_since(now).unwrap_or_default() } else { reset })
     };
     let next = || text("ratelimit").and_then(|text| parameter(text, "t"));
-    // Docker Hub sends the length of its window. A request becomes free within the window.
+    // Docker Hub sends the length of its window. A request is allowed again within this time.
     let window =
         || text("ratelimit-remaining").filter(|text| remaining(text) == Some(0)).and_then(|it| parameter(it, "w"));
     headers
@@ -74,7 +74,7 @@ pub(crate) fn requested_wait(status: StatusCode, headers: &HeaderMap, now: Syste
         .or_else(window)
 }
 
-/// Seconds or a date; `None` for other values.
+/// Reads a `Retry-After` header: seconds or a date. `None` for other values.
 fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     seconds(text).or_else(|| Some(httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()))

@@ -30,28 +30,28 @@ use super::{
 };
 use crate::manifest::MANIFEST_MEDIA_TYPES;
 
-/// A signed URL may expire before its use. Then the registry signs a new URL.
+/// The retry of a rejected signed URL, which may have expired. The registry signs a new URL for each retry.
 const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
-/// Spreads the requests that wait for the same moment.
+/// Maximum random delay after a requested wait. It spreads the requests that wait for the same moment.
 const HELD_SPREAD: Duration = Duration::from_millis(200);
-/// Shorter waits are not reported.
+/// Shorter waits before a retry are not reported.
 const REPORTED_WAIT_MIN: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
     pub(crate) path: String,
-    /// Only the response head is needed.
+    /// Whether only the response head is needed. Then the request is a `HEAD`.
     pub(crate) is_head: bool,
     pub(crate) range: Option<String>,
-    /// A tag needs the `resolve` capability of a host, a digest only `pull`.
+    /// Whether the request is by tag. A tag needs the capability `resolve` of a host, a digest only `pull`.
     pub(crate) is_tag: bool,
-    /// The subject of messages: `image `a/b:c``.
+    /// The subject of messages, such as: blob `sha256:…` of `a/b:c`.
     pub(crate) subject: String,
     pub(crate) urgency: Arc<Urgency>,
 }
 
 impl Query {
-    /// A `GET` of a digest's content.
+    /// A `GET` of content by its digest.
     pub(crate) fn new(path: impl Into<String>, urgency: Arc<Urgency>) -> Self {
         Self { path: path.into(), is_head: false, range: None, is_tag: false, subject: String::new(), urgency }
     }
@@ -60,7 +60,7 @@ impl Query {
         if self.path.starts_with("blobs/") { Stage::Blob } else { Stage::Manifest }
     }
 
-    /// The hosts with the needed capability, as indices of the session's list. Never empty.
+    /// The hosts with the needed capability, as indices in the session's list. It is an error if there are none.
     pub(crate) fn hosts(&self, session: &PullSession) -> Result<Vec<usize>, RuntimeError> {
         let suits = |host: &Host| if self.is_tag { host.capabilities.resolve } else { host.capabilities.pull };
         let hosts = session.hosts.iter().enumerate();
@@ -75,7 +75,7 @@ impl Query {
 }
 
 impl PullSession {
-    /// Waits before an attempt. A backoff counts as silence; a wait that the registry requests does not count.
+    /// Waits before an attempt. A backoff counts as time without a byte; a wait that the registry requests does not.
     async fn pause(&self, next: Next) {
         if next.wait >= REPORTED_WAIT_MIN {
             self.report(PullEvent::Retry(NextRequest {
@@ -102,7 +102,7 @@ impl PullSession {
             attempts.remove(|other| host.host.is_twin(&self.hosts[other].host));
         }
         let due = attempts.failed(index, failure, now);
-        // The limits of a token service and of a redirect target do not delay other requests to the host.
+        // The rate limit of a token service or redirect target does not delay other requests to the host.
         let is_limited = fault.class == ErrorClass::RateLimited || fault.retry_after.is_some();
         if is_limited
             && fault.stage != Stage::Token
@@ -140,7 +140,7 @@ impl PullSession {
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
 
-    /// The error when a request is given up: the attempts, their hosts, and the time.
+    /// The error after the last attempt of a request. It has the number of attempts, their hosts, and the time.
     fn given_up(&self, attempts: &mut Attempts, subject: &str, next: Option<Next>) -> RuntimeError {
         let (count, time) = attempts.spent(Instant::now());
         let (last, mut mirrors) = std::mem::replace(attempts, Attempts::new([])).into_errors();
@@ -187,8 +187,8 @@ impl PullSession {
         if parts.is_empty() { error } else { error.about(format!("{subject}: {}", parts.join("; "))) }
     }
 
-    /// Sends one request to one host, and answers at most one 401. Returns only successful responses. Boxed, so that the
-    /// transport is compiled in this crate alone.
+    /// Sends one request to one host, and answers at most one 401. Returns only successful responses. The future is
+    /// boxed, so that the transport is compiled only in this crate.
     pub(crate) fn send_to_host<'a>(
         &'a self,
         index: usize,
@@ -206,7 +206,7 @@ impl PullSession {
                 bound,
                 open: open_headers(query),
                 kind: if query.is_head { RequestKind::Head } else { RequestKind::Get },
-                // A login follows no redirect to another origin: its answer says nothing about the credential.
+                // A login follows no redirect to another origin, whose answer would say nothing about the credential.
                 redirects: (!host.is_login).then(|| Arc::clone(&self.listed)),
                 stage: query.stage(),
                 urgency: Some(Arc::clone(&query.urgency)),
@@ -227,7 +227,7 @@ impl PullSession {
                     continue;
                 }
             }
-            // The 401 of another origin may ask for the credential of another host.
+            // A 401 after a redirect to another origin is final: it may ask for the credential of another host.
             if answer.status != StatusCode::UNAUTHORIZED || answer.redirected || is_second {
                 return Err(self.refusal(host, query, answer).await);
             }
@@ -246,7 +246,7 @@ impl PullSession {
         let request = Request { bound, ..Request::get(target, &host.host.connection) };
         let answer = self.shared.transport.send(request, &self.reception).await?;
         if status_retry(answer.status.as_u16(), None).is_some() {
-            // The answer says nothing about credentials.
+            // A temporary failure does not show whether a credential is needed.
             return Err(self.refusal(host, query, answer).await);
         }
         let asks = answer.status == StatusCode::UNAUTHORIZED && !answer.redirected && is_answerable(&answer.headers);
@@ -258,15 +258,15 @@ impl PullSession {
         let kind = answer.header("content-type").to_owned();
         let Response { status, headers, body, target, redirected } = answer;
         let (place, subject, code) = (target.origin.authority(), &query.subject, status.as_u16());
-        // The status decides; an unreadable body is ignored. A redirect may lead to any host, so its body is not shown.
+        // The status decides, so an unreadable body is ignored. A redirect may lead to any host: its body is not shown.
         let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
             Ok((body, cut)) if !redirected => explanation(&kind, &body, cut, &self.secrets()),
             _ => None,
         };
         let wait = requested_wait(status, &headers, SystemTime::now());
-        // The limit of a redirect target is not the registry's limit.
+        // The wait that a redirect target requests is dropped, because its rate limit is not the registry's.
         let mut fault = status_fault(code, query.stage(), wait.filter(|_| !redirected));
-        // Some registries report a rate limit with another status.
+        // Some registries report a rate limit with a status other than 429.
         if words.as_ref().is_some_and(|words| words.contains("TOOMANYREQUESTS")) {
             fault.class = ErrorClass::RateLimited;
         }
@@ -298,7 +298,7 @@ impl PullSession {
     }
 }
 
-/// Whether the failure is an answer of the host. Then the other scheme is not tried.
+/// Whether the failure is an answer of the host. Then the host is not tried with the other scheme (HTTP or HTTPS).
 fn is_answer(fault: &Fault) -> bool {
     fault.party == Party::Registry
         && matches!(fault.stage, Stage::Manifest | Stage::Blob)
@@ -307,7 +307,7 @@ fn is_answer(fault: &Fault) -> bool {
 
 fn open_headers(query: &Query) -> HeaderMap {
     let mut headers = HeaderMap::new();
-    // The digest is of the stored bytes, without a content encoding.
+    // A content encoding would change the bytes, but the digest is of the bytes without an encoding.
     headers.insert(header::ACCEPT_ENCODING, HeaderValue::from_static("identity"));
     if query.stage() == Stage::Manifest {
         headers.insert(header::ACCEPT, HeaderValue::from_static(MANIFEST_MEDIA_TYPES));

@@ -37,18 +37,18 @@ use crate::store::{DocumentBytes, DocumentWriter};
 pub(crate) struct Resolved {
     pub(crate) session: PullSession,
     pub(crate) root: ImageDocument,
-    /// The image manifest; equal to `root` if there is no index.
+    /// The manifest of the image. It equals `root` if there is no index.
     pub(crate) chosen: ImageDocument,
     pub(crate) manifest: Manifest,
-    /// An index names the platform: another platform in the configuration is accepted.
+    /// Whether an index names the platform. Then another platform in the configuration is accepted.
     pub(crate) is_named: bool,
 }
 
 impl Resolved {
-    /// Checks the configuration against the platform. `Some`: the image is accepted although its configuration names
-    /// another platform. As in the runtimes, a platform in the index decides, because the configuration of a
-    /// cross-built image is often wrong. Without an index, the node may emulate another architecture: it is accepted,
-    /// unless the caller named the platform (`is_given`).
+    /// Checks the configuration against the platform. Returns the mismatch as `Some` if the image is accepted although
+    /// its configuration has another platform. As in the runtimes, a platform in the index decides, because the
+    /// configuration of a cross-built image is often wrong. Without an index, another architecture is accepted, because
+    /// the node may emulate it. It is rejected if the caller named the platform (`is_given`).
     pub(crate) fn check_platform(
         &self,
         config: &ImageConfig,
@@ -64,7 +64,7 @@ impl Resolved {
         }
     }
 
-    /// The bytes of the image's documents that are in memory.
+    /// How many bytes of the image's documents are in memory.
     pub(crate) fn in_memory(&self) -> usize {
         self.root.bytes.in_memory() + self.chosen.bytes.in_memory()
     }
@@ -84,7 +84,7 @@ pub struct ImageDocument {
 }
 
 impl Registry {
-    /// A session for content whose digest is known.
+    /// Reads the hosts for an image, and starts a session with them.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
@@ -100,7 +100,7 @@ impl Registry {
         Ok(session)
     }
 
-    /// The hosts of an image other than its registry. Empty for an unusable configuration, which the pull reports.
+    /// The hosts of an image other than its registry. Empty if the configuration is unusable: the pull reports it.
     pub(crate) async fn other_hosts(&self, reference: &Reference) -> Vec<RegistryHost> {
         let reference = reference.canonical();
         let found = self.configured_hosts(&reference).await;
@@ -150,7 +150,7 @@ impl PullSession {
     }
 
     /// Checks with a `HEAD` that the registry still has a manifest, and that the session's credential may read it.
-    /// `false`: the tag names another manifest, or the answer has no `Docker-Content-Digest`.
+    /// Returns `false` if the tag names another manifest, or if the answer is a page or has no `Docker-Content-Digest`.
     pub(crate) async fn confirm(&self, reference: &Reference, digest: &Digest) -> Result<bool, RuntimeError> {
         let query = manifest_query(reference, true);
         let attempt = |index| {
@@ -174,7 +174,7 @@ impl PullSession {
         Err(corrupt(format!("registry `{place}` answered {} for {}", answer.status, query.subject)))
     }
 
-    /// Fetches a manifest from the first host that has a valid copy. `entry`: the manifest's entry in an index.
+    /// Fetches a manifest from the first host that has a valid copy. `entry` is its entry in an index, if any.
     pub(crate) async fn fetch_manifest(
         &self,
         reference: Reference,
@@ -222,7 +222,7 @@ impl PullSession {
         let bytes = document.finish().await?;
         let context = format!("registry `{place}` sent no usable manifest for {subject}");
         let damaged = |error: RuntimeError| Failure { error: error.about(&context), retry: Retry::Again { times: 1 } };
-        // Parts of a document of another origin are not shown.
+        // After a redirect, the error shows no part of the document, because it may be of any origin.
         let unusable = |error: RuntimeError| {
             if answer.redirected {
                 RuntimeError::new(error.kind(), &context).with_fault(error.fault())

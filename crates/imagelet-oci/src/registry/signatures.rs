@@ -17,7 +17,7 @@ use crate::{
 
 const PAYLOAD_TYPE: &str = "application/vnd.dev.cosign.simplesigning.v1+json";
 const SIGNATURE: &str = "dev.cosignproject.cosign/signature";
-/// Maximum number of signatures read for one image, and of bytes in one signed text.
+/// Maximum number of signatures that are read for one image, and maximum bytes of one signed text.
 const SIGNATURES_MAX: usize = 64;
 const PAYLOAD_BYTES_MAX: u64 = 1 << 20;
 
@@ -34,7 +34,7 @@ struct SignatureLayer {
 }
 
 impl PullSession {
-    /// The signatures attached to a digest. Empty if the registry has no such tag.
+    /// The signatures of the image with this digest. Empty if the registry has no tag for them.
     pub(crate) async fn signatures(&self, subject: &Digest) -> Result<Vec<AttachedSignature>, RuntimeError> {
         let (repository, algorithm) = (self.reference().repository(), subject.algorithm().name());
         let name = format!("{repository}:{algorithm}-{}.sig", subject.hex());

@@ -1,7 +1,7 @@
 //! Signatures of images: the policy file that requires them, and the check of the signatures that a registry has.
 //!
 //! This module uses no network: `registry/signatures` fetches the signatures of an image. A requirement of a known but
-//! unsupported type rejects every image.
+//! unsupported type rejects each image to which it applies.
 
 pub(crate) mod payload;
 mod policy;
@@ -24,7 +24,7 @@ pub(crate) struct AttachedSignature {
     pub(crate) signature: Vec<u8>,
 }
 
-/// Checks that at least one signature is by one of the keys, for this image, and for an accepted name.
+/// Checks that at least one signature is by one of `keys`, for this image, and for a name that `identity` accepts.
 pub(crate) fn check(
     reference: &Reference,
     keys: &PublicKeys,
@@ -66,7 +66,7 @@ fn check_one(
 pub(crate) struct PublicKeys(Vec<ParsedPublicKey>);
 
 impl PublicKeys {
-    /// Reads one key per PEM text.
+    /// Reads one public key from each PEM text.
     pub(crate) fn parse(texts: &[Vec<u8>]) -> Result<Self, String> {
         const ALGORITHMS: [&dyn VerificationAlgorithm; 3] =
             [&ECDSA_P256_SHA256_ASN1, &RSA_PKCS1_2048_8192_SHA256, &ED25519];
@@ -87,9 +87,9 @@ impl PublicKeys {
 /// The rule by which the signed name must match the requested name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Identity {
-    /// Both names have a tag or a digest, and are equal.
+    /// Both names have a tag or a digest, and both names are equal.
     Exact,
-    /// By tag, as `matchExact`. By digest, the repository is enough, because the digest is signed.
+    /// By tag, the names must be equal. By digest, equal repositories are enough, because the digest is signed.
     #[default]
     RepositoryOfDigestOrExact,
     SameRepository,
@@ -99,7 +99,7 @@ impl Identity {
     pub(crate) fn check(self, requested: &Reference, signed: &str) -> Result<(), String> {
         let refusal = || format!("a signature is for `{}`, not for `{requested}`", printable(signed));
         let name: Reference = signed.parse().map_err(|_| refusal())?;
-        // Parsing adds the tag `latest` to a bare repository.
+        // A bare repository is no exact match, but parsing adds the tag `latest` to it.
         let is_bare = trim_tag_and_digest(signed).is_ok_and(|bare| bare.len() == signed.len());
         let same_repository = name.repository() == requested.repository();
         let is_exact = !is_bare && name.canonical() == requested.canonical();

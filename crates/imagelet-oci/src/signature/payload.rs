@@ -44,7 +44,7 @@ pub(crate) struct SignedStatement {
     pub(crate) identity: String,
 }
 
-/// Rejects unknown fields where the format lists all fields: an unknown field may restrict the claim.
+/// Parses a signed text. An unknown field outside of `optional` is an error, because it may restrict what is signed.
 pub(crate) fn parse(bytes: &[u8]) -> Result<SignedStatement, String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;

@@ -17,7 +17,7 @@ use super::Identity;
 use crate::manifest::{object, printable};
 
 pub(crate) const POLICY_BYTES_MAX: u64 = 1 << 20;
-/// Limits of the scopes of a transport, the requirements of a scope, and the keys of a requirement.
+/// Maximum numbers of scopes in a transport, of requirements in a scope, and of keys in a requirement.
 const SCOPES_MAX: usize = 10_000;
 const REQUIREMENTS_MAX: usize = 32;
 const KEYS_MAX: usize = 32;
@@ -25,11 +25,11 @@ const KEYS_MAX: usize = 32;
 #[derive(Debug)]
 pub(crate) struct SignaturePolicy {
     default: Vec<Requirement>,
-    /// By scope; the empty scope is the transport's default.
+    /// The requirements by transport and scope. The empty scope is the default of its transport.
     transports: BTreeMap<Transport, BTreeMap<String, Vec<Requirement>>>,
 }
 
-/// The origin of an image, as the policy groups its scopes.
+/// The kind of place from which an image comes. The policy has a section of scopes for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Transport {
     /// A registry.
@@ -50,7 +50,7 @@ pub(crate) enum Requirement {
         keys: Vec<KeySource>,
         identity: Identity,
     },
-    /// Rejects the image for this reason.
+    /// A requirement that is not supported. It rejects the image with this reason.
     Unsupported(String),
 }
 
@@ -101,18 +101,18 @@ impl SignaturePolicy {
         Ok(Self { default: requirements("default", raw.default)?, transports })
     }
 
-    /// The most specific scope applies: the name, its repository, the folders above it, its host, `*.` with a parent
-    /// domain, the transport's default, and last the global default.
+    /// The rule of the most specific scope in the policy. The scopes are: the name, its repository, the folders above
+    /// the repository, its host, `*.` with a parent domain, the transport's default, and last the global default.
     pub(crate) fn rule(&self, reference: &Reference) -> Rule<'_> {
         self.first(Transport::Docker, scopes(reference))
     }
 
-    /// As [`Self::rule`], by the scopes of an archive: its path, the folders above it, the transport's default, and
-    /// last the global default. `path` has no links and no `..`.
+    /// The rule of the most specific scope for an archive. The scopes are: its path, the folders above it, the
+    /// transport's default, and last the global default. `path` must have no links and no `..`.
     pub(crate) fn archive_rule(&self, transport: Transport, path: &Path) -> Rule<'_> {
         let above =
             path.ancestors().filter(|folder| folder.parent().is_some()).map(|folder| folder.display().to_string());
-        // As in containers/image, an archive of `docker save` has no scopes.
+        // As in containers/image, an archive of `docker save` has no scope by path, only the transport's default.
         let paths = above.filter(|_| transport != Transport::DockerArchive);
         self.first(transport, paths.chain([String::new()]).collect())
     }
@@ -129,7 +129,7 @@ impl SignaturePolicy {
 }
 
 impl Transport {
-    /// The section of the transport, as a path after `transports`.
+    /// The place of the transport's section in the policy file, after `transports`.
     fn section(self) -> &'static str {
         match self {
             Self::Docker => ".docker",
@@ -169,7 +169,7 @@ struct RawPolicy {
     transports: Object<RawTransports>,
 }
 
-/// Images come from registries and archives, so the other transports are not read.
+/// A policy file may have more transports. They are not read, because images come only from registries and archives.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case", default)]
 struct RawTransports {
@@ -183,10 +183,10 @@ struct RawTransports {
     oci_archive: Scopes,
 }
 
-/// A scope that occurs twice is rejected, because readers differ on which of the two applies.
+/// A scope that occurs twice is rejected, because parsers differ in which of the two they use.
 type Scopes = BTreeMap<String, Vec<RawRequirement>>;
 
-/// Fields of `sigstoreSigned` and `signedBy` that require more than keys.
+/// Known fields of `sigstoreSigned` and `signedBy` that are not supported, because they require more than keys.
 const BEYOND_KEYS: [&str; 7] = [
     "fulcio",
     "pki",
@@ -197,7 +197,7 @@ const BEYOND_KEYS: [&str; 7] = [
     "keyType",
 ];
 
-/// Fields of identities that are not supported.
+/// Fields that only unsupported types of `signedIdentity` have.
 const OF_IDENTITIES: [&str; 4] = ["dockerReference", "dockerRepository", "prefix", "signedPrefix"];
 
 #[derive(Deserialize)]
@@ -222,7 +222,7 @@ struct RawIdentity {
 
 impl Requirement {
     fn read(mut raw: RawRequirement) -> Result<Self, String> {
-        // A known field that is `null` is absent.
+        // A known field with the value `null` counts as absent.
         raw.others.retain(|field, value| !value.is_null() || !BEYOND_KEYS.contains(&field.as_str()));
         if let Some(identity) = &mut raw.signed_identity {
             identity.others.retain(|field, value| !value.is_null() || !OF_IDENTITIES.contains(&field.as_str()));

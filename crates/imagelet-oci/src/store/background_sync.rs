@@ -1,9 +1,9 @@
 //! Background durability: content that is visible before it is durable, and the sync that makes it durable.
 //!
-//! The record of such a layer has the boot id; only that boot may use the layer. The names are in
-//! `names.unsettled.json`, unsynced, with the boot id and a higher generation than `names.json`. `sync_background`
+//! The record of a layer that is not durable has the boot id; only that boot may use the layer. The unsynced file
+//! `names.unsettled.json` has the new names, the boot id and a higher generation than `names.json`. `sync_background`
 //! syncs the file system, removes the boot ids, syncs again and replaces `names.json`. After kill -9, the next owner of
-//! the store uses the content of its boot. After a power cut, it drops all content with a boot id.
+//! the store uses this content. After a power cut, the next owner drops it.
 
 use std::{
     fs, io,
@@ -19,11 +19,11 @@ use super::{
     record::{LayerEnd, LayerRecord, checksum},
 };
 
-/// Number of sync rounds during which new pulls may commit. Each later round locks the index, so that the sync ends.
+/// Sync rounds during which pulls may commit new content. A later round locks the index, so that it is the last.
 const ROUNDS_UNHURRIED: usize = 3;
 
 impl Store {
-    /// The boot id for the record of a new layer. `None`: a commit makes the layer durable before it is visible.
+    /// The boot id for the record of a new layer that may be used before it is durable; `None` for any other layer.
     pub(crate) fn unsettled_mark(&self, end: LayerEnd) -> Option<String> {
         if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
@@ -46,7 +46,7 @@ impl Store {
             let mut index = locked.unwrap_or_else(|| self.index());
             if let Err(error) = synced {
                 self.drop_unsettled_content(&mut index);
-                // Unlinking takes long and needs no lock. A full disk may be the reason for the failed sync.
+                // A full disk may be the cause, so the trash is emptied. That takes long and needs no lock.
                 drop(index);
                 self.try_empty_trash();
                 return Err(failed(error));
@@ -57,7 +57,7 @@ impl Store {
                 }
             }
             if index.unsettled_layers().is_empty() {
-                // Each attempt writes a new file, so a retry is safe.
+                // After a failure, a retry is safe, because each attempt writes a new file.
                 return self.write_durable_names(&mut index).map_err(failed);
             }
         }
@@ -79,7 +79,7 @@ impl Store {
         Ok(())
     }
 
-    /// Syncs all views and keeps only the first, for later content that no pull's view covers.
+    /// Syncs all views, then drops the views of pulls. The first view is the store's own and stays.
     fn sync_shown(&self) -> io::Result<()> {
         let views = self.views().clone();
         views.iter().try_for_each(|view| view.sync())?;
@@ -99,7 +99,7 @@ impl Store {
         self.views.lock().expect("no thread panics while it holds the lock")
     }
 
-    /// Writes the names of a new store. Without them, a start after a power cut may name images whose layers are lost.
+    /// Writes the first `names.json`. A start without it reads the names from image records, even if layers are lost.
     pub(super) fn write_first_names(&self) -> Result<(), RuntimeError> {
         let path = self.root.join("names.json");
         if !self.in_background || path.exists() {
@@ -116,7 +116,7 @@ impl Store {
     fn write_durable_names(&self, index: &mut Index) -> io::Result<()> {
         self.replace_names(index)?;
         index.names_unsettled = false;
-        // A start ignores this file if its removal is lost, because its generation is lower.
+        // A power cut may undo this removal. A start then ignores the file: `names.json` has a higher generation.
         remove_tree(&self.root.join(NAMES_UNSETTLED))
     }
 

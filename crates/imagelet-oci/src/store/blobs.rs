@@ -1,13 +1,13 @@
 //! Blobs on the disk: kept blobs, partial blobs (zstd, small layers), and the files of artifacts until they are whole.
 //!
 //! A blob is appended to `ingest/ALGORITHM-HEX.partial`, unsynced; after kill -9 the page cache has the bytes. A pull
-//! that resumes a blob hashes all its bytes, and so detects bytes that a power cut removed or changed. A partial blob
+//! that resumes a blob hashes the whole blob, and so detects bytes that a power cut removed or changed. A partial blob
 //! of at least [`RESUME_MIN`] bytes is kept. A commit moves the kept blobs of its image to `blobs/ALGORITHM/HEX`.
 //!
 //! A blob that is written only for a resumption uses only unreserved space. It is removed when a pull needs the space.
-//! The blob of an artifact's file is the file itself, and the pull moves it into the layer. So it stays while an
-//! admitted pull counts on it. It is synced before a pull resumes it: the hash cannot detect bytes that only the page
-//! cache has.
+//! The blob of an artifact's file is the file itself, which the pull moves into the layer. So this blob stays while an
+//! admitted pull counts on it. It is synced before a pull resumes it, because the hash cannot detect bytes that only
+//! the page cache has.
 
 use std::{
     collections::{BTreeMap, hash_map::Entry},
@@ -45,9 +45,9 @@ const MEASURE_PERIOD: u64 = 16 << 20;
 
 #[derive(Clone)]
 pub(crate) enum BlobPurpose {
-    /// A kept blob or an artifact's file, with the bytes that must stay free. A failed write fails the pull.
+    /// For a kept blob or an artifact's file: a failed write fails the pull. This number of bytes must stay free.
     Keep(u64),
-    /// Only for a resumption. The function returns whether the disk has this number of bytes that no pull has reserved.
+    /// For a blob that only a resumption needs. The function returns whether that many unreserved bytes are free.
     Resume(Arc<dyn Fn(u64) -> bool + Send + Sync>),
 }
 
@@ -60,12 +60,12 @@ impl Store {
         self.index().blobs.keys().cloned().collect()
     }
 
-    /// Opens a kept blob. `None`: the blob is absent or has another size.
+    /// Opens a kept blob; `None` if the blob is absent or has another size.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
         self.has_blob(digest).then(|| KeptBytes::open(&self.blob_path(digest), size..=size))?
     }
 
-    /// Opens a file of an artifact; the file is its blob. The caller has checked `path` against the manifest.
+    /// Opens an artifact's file, which is also the blob. The caller has checked `path` against the manifest.
     pub(crate) fn open_layer_file(&self, layer: &Digest, path: &str, size: u64) -> Option<KeptBytes> {
         self.layer(layer)?;
         KeptBytes::open(&self.layer_tree(layer).join(path), size..=size)
@@ -95,7 +95,7 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    /// Removes a partial blob or layer, unless it has a writer, or another pull than `pull` counts on it.
+    /// Removes a partial blob or layer. Keeps it if it has a writer, or if a pull other than `pull` counts on it.
     pub(crate) fn discard_partial(&self, key: &PartialKey, pull: u64) {
         let path = self.partial_path(key);
         let is_layer = path.is_dir();
@@ -132,8 +132,8 @@ impl Store {
         self.write_blob(&key, 0, (purpose, &Resumption::new(false)))
     }
 
-    /// Opens a blob to append after its first `known` bytes; removes later bytes. Syncs the known bytes if the pull has
-    /// reserved space. `None`: the blob has another writer, or known bytes are lost.
+    /// Opens a blob to append after its first `known` bytes; removes later bytes. Syncs the known bytes if space is
+    /// reserved for the blob. Returns `None` if another writer has the blob, or if known bytes are lost.
     pub(crate) fn write_blob(
         self: &Arc<Self>,
         key: &PartialKey,
@@ -150,7 +150,7 @@ impl Store {
             let revocable = matches!(purpose, BlobPurpose::Resume(_)).then(|| Arc::clone(&revoked));
             index.unfinished.written.insert(key.file_name.clone(), revocable);
         }
-        // From here on, the drop of the writer removes the entry in `written`.
+        // The drop of this writer removes the entry in `written`, also after an error.
         let mut writer = BlobWriter {
             store: Arc::clone(self),
             key: key.clone(),
@@ -166,7 +166,7 @@ impl Store {
             length_min: RESUME_MIN,
         };
         if writer.path.is_dir() {
-            // An attempt without `store.keepBlobs` has left the folder of a partial layer.
+            // The folder is a partial layer from an earlier pull, when `store.keepBlobs` was off.
             remove_tree(&writer.path).map_err(could_not("remove", &writer.path))?;
         }
         let mut options = OpenOptions::new();
@@ -177,7 +177,7 @@ impl Store {
         });
         let (file, length) = opened.map_err(could_not("create", &writer.path))?;
         failpoint!("blob.begun");
-        // After a failed write-back, the page cache still returns the bytes. Only this sync reports the error.
+        // After a failed write-back, the page cache still has the bytes. Only this sync reports the failure.
         let synced = if known > 0 && writer.is_reserved() {
             file.sync_data().and_then(|()| failpoint::synced(Some(&writer.path)))
         } else {
@@ -236,7 +236,7 @@ impl Store {
     }
 }
 
-/// Truncates a file, which frees its space although a writer has it open, and removes it. `false`: the file is missing.
+/// Truncates a file, which frees its space even while a writer has it open, and removes it. Returns whether it existed.
 fn emptied(path: &Path) -> io::Result<bool> {
     match OpenOptions::new().write(true).open(path).and_then(|file| file.set_len(0)) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -248,13 +248,13 @@ pub(crate) struct Partial {
     pub(super) path: PathBuf,
     file_name: String,
     pub(super) size: u64,
-    /// The folder of a partial layer. `false`: a file with the first bytes of a blob.
+    /// Whether `path` is the folder of a partial layer; otherwise it is a file with the first bytes of a blob.
     is_layer: bool,
     pub(super) modified: SystemTime,
 }
 
 impl Partial {
-    /// Whether the content has a writer, or an admitted pull counts on it.
+    /// Whether the partial content has a writer, or an admitted pull counts on it.
     pub(super) fn is_used(&self, index: &Index) -> bool {
         let unfinished = &index.unfinished;
         unfinished.written.contains_key(&self.file_name) || unfinished.continued.contains_key(&self.file_name)
@@ -268,7 +268,7 @@ impl Partial {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
-    /// Whether a start removes the content: it is expired, too short, of an earlier boot, or has an unknown name.
+    /// Whether a start removes this content: it is expired, too short, of an earlier boot, or has an unknown name.
     pub(super) fn is_leftover(&self, age_max: Duration, store: &Store) -> bool {
         !self.file_name.ends_with(PARTIAL_SUFFIX)
             || self.size < RESUME_MIN
@@ -277,7 +277,7 @@ impl Partial {
     }
 }
 
-/// The partial blobs and layers that an admitted pull counts on. They stay until the drop. Each counts for one pull.
+/// The partial blobs and layers that an admitted pull counts on. Until the drop, no other pull counts on them.
 pub(crate) struct ContinuedPartials {
     store: Arc<Store>,
     pull: u64,
@@ -288,8 +288,8 @@ impl ContinuedPartials {
         Self { store: Arc::clone(store), pull }
     }
 
-    /// Adds a partial blob or layer. Returns the bytes that the pull need not fetch; zero if a pull counts on them
-    /// already. A partial blob of an archive does not count, because the archive is unpacked from its first byte.
+    /// Adds a partial blob or layer. Returns the bytes that the pull need not fetch; zero if another pull counts on it
+    /// already. A partial blob of an archive also gives zero, because an archive is unpacked from its first byte.
     pub(crate) fn add(&self, key: &PartialKey, size: u64, is_file: bool) -> ResumableBytes {
         if !is_file && !self.store.partial_path(key).is_dir() {
             return ResumableBytes::default();
@@ -308,27 +308,27 @@ impl Drop for ContinuedPartials {
     }
 }
 
-/// Appends to a blob. The drop keeps a wanted blob that is long enough to resume, if its resumption is allowed.
+/// Appends to a blob. The drop keeps the partial blob if it is wanted, long enough, and its resumption is allowed.
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
     key: PartialKey,
     path: PathBuf,
     file: Option<File>,
     length: u64,
-    /// The length at the last measurement of the free space.
+    /// The length of the blob when the free space was last measured.
     measured: Option<u64>,
-    /// The kernel has written these bytes or has started to write them.
+    /// The number of bytes that the kernel has written to the disk or has started to write.
     written_back: u64,
     purpose: BlobPurpose,
     revoked: Arc<AtomicBool>,
     resumption: Resumption,
     is_wanted: bool,
-    /// The minimum length to keep the blob for a resumption.
+    /// The drop removes a partial blob that is shorter than this.
     length_min: u64,
 }
 
 impl BlobWriter {
-    /// Appends. A failed write of a reserved blob is an error. A failed write of another blob only removes its file.
+    /// Appends bytes. A failed write is an error if the blob has reserved space; otherwise it removes the blob's file.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let has_space = self.check_space();
         let Some(file) = &mut self.file else { return Ok(()) };
@@ -365,7 +365,7 @@ impl BlobWriter {
         }
     }
 
-    /// Starts the write-back of a reserved blob early, so that the sync at the end of the pull is short.
+    /// Starts the write-back of a blob with reserved space early, so that the sync at the end of the pull is short.
     fn write_back(&mut self) {
         if let Some(file) = self.file.as_ref().filter(|_| self.is_reserved()) {
             self.written_back = page_cache::write_back(file, self.written_back, self.length);
@@ -386,12 +386,12 @@ impl BlobWriter {
         }
     }
 
-    /// Keeps even a short blob: the registry is slow, and the pull resumes the blob later.
+    /// From now on, the drop keeps even a short blob, because the pull resumes its interrupted download later.
     pub(crate) fn keep_any_length(&mut self) {
         self.length_min = 1;
     }
 
-    /// Whether new bytes are written to the disk.
+    /// Whether [`Self::write`] still writes to the disk.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted
     }
@@ -404,7 +404,7 @@ impl BlobWriter {
         self.resumption.is_allowed()
     }
 
-    /// Closes the complete file, so that a file system such as XFS frees its preallocation.
+    /// Closes the complete file, so that a file system such as XFS frees the file's preallocated blocks.
     pub(crate) fn close(&mut self) -> &Path {
         self.file = None;
         &self.path
@@ -425,7 +425,7 @@ impl Drop for BlobWriter {
 pub(crate) struct StagedBlob(BlobWriter);
 
 impl StagedBlob {
-    /// `None`: the blob was only for a resumption, and the unpacked layer replaces it.
+    /// Returns `None` for a blob that only a resumption needs, because the unpacked layer replaces the blob.
     pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
         writer.close();
         failpoint!("blob.written");
@@ -444,7 +444,7 @@ impl StagedBlob {
         self.0.is_wanted = false;
     }
 
-    /// Moves the blob, whose bytes must be durable, to its place in `blobs/`, unless another commit did.
+    /// Moves a durable blob to its place in `blobs/`, unless another commit has moved the same blob.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
         if index.blobs.contains_key(digest) {
@@ -467,7 +467,7 @@ impl StagedBlob {
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
-    /// The download continues after these bytes.
+    /// Whether the file is the partial blob to which the download appends.
     pub(crate) is_in_copy: bool,
 }
 
@@ -480,7 +480,7 @@ impl KeptBytes {
 }
 
 impl Index {
-    /// The kept blobs that no image record has with this size.
+    /// The kept blobs that no image record lists with the blob's size.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().filter_map(|image| image.record.as_ref());
         let layers = self.images.values().chain(damaged).flat_map(|image| &image.pulled.layers);

@@ -25,15 +25,15 @@ use super::{
 
 pub(crate) struct NewImage {
     pub record: ImageRecord,
-    /// File name and bytes: `manifest.json`, `config.json`, `index.json`.
+    /// The image's documents, `manifest.json`, `config.json` and `index.json`, as file name and bytes.
     pub files: Vec<(&'static str, DocumentBytes)>,
-    /// The names to assign. If another image has a name, the name moves to this image.
+    /// The names to assign to this image. A name of another image moves to this image.
     pub names: Vec<String>,
 }
 
 impl Store {
-    /// Commits an image: makes the content durable, moves it to its place, and writes the names. After an error nothing
-    /// is visible. In background mode, content and names are valid only for this boot until [`Self::sync_background`].
+    /// Commits an image: moves the content to its place and writes the names. Both are durable, or valid only for this
+    /// boot until [`Self::sync_background`]. After an error, the image is not visible.
     pub(crate) fn commit(
         &self,
         new: NewImage,
@@ -44,7 +44,7 @@ impl Store {
         let failed = |what: &str| not_committed(&id, what);
         let staging = self.stage()?;
         let mut record = new.record;
-        // A pull restores a damaged image, which keeps its names.
+        // A damaged image, which this pull restores, keeps its names.
         record.names = self.index().names_of(&id);
         record.names.extend(new.names.iter().cloned());
         record.names.sort();
@@ -57,7 +57,7 @@ impl Store {
         fs::write(staging.path().join("image.json"), checksum::seal(&record)).map_err(failed("image.json"))?;
         failpoint!("commit.recorded");
         if !self.in_background {
-            // The image may share layers that an earlier process has not made durable.
+            // The image may share layers that an earlier process has left without a sync.
             self.sync_background()?;
             // One sync makes the files of all layers durable, before any of the content is visible.
             let views = layers.iter().map(|layer| &layer.unpacked.view);
@@ -121,7 +121,7 @@ impl Store {
                 index.marked.remove(diff_id);
             }
         }
-        // A shared or present layer may have been found damaged, or a failed sync may have dropped it.
+        // A layer that was present may be missing now: a check found it damaged, or a failed sync dropped it.
         if let Some(lost) = index.missing_layer(record) {
             let error = io::Error::other(format!("layer `{lost}` was found damaged meanwhile; pull again"));
             return Err(failed("layers")(error));
@@ -140,7 +140,7 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
-    /// Moves a folder to its place. An existing folder there goes to the trash; returns whether one existed.
+    /// Moves `folder` to `home`. Moves an existing folder at `home` to the trash, and returns whether there was one.
     fn place(&self, folder: &Path, home: &Path) -> io::Result<bool> {
         let trashed = home.exists();
         if trashed {
@@ -152,7 +152,7 @@ impl Store {
         Ok(trashed)
     }
 
-    /// Moves the content that a failed commit has placed to the trash. It may not be durable.
+    /// Undoes a failed commit: moves its layers and its image folder, which may not be durable, to the trash.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);
@@ -165,7 +165,7 @@ impl Store {
         }
     }
 
-    /// Writes the names. On an error, restores the previous names, also in the file, which may have the new names.
+    /// Writes the names. After an error, restores the previous names in the index and in the file.
     fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
@@ -196,7 +196,7 @@ impl Store {
         })
     }
 
-    /// Removes one tag. With the last tag, also removes the image's digest names. Returns whether the tag existed.
+    /// Removes one tag. With an image's last tag, also removes its digest names. Returns whether the tag existed.
     pub(crate) fn remove_name(&self, name: &str) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             let Some(id) = index.names.remove(name) else { return false };
@@ -237,9 +237,9 @@ impl Store {
         Ok(answer)
     }
 
-    /// Removes the images without a name on a disk that is too full for a new names file. Moves their records away
-    /// first, durably: an image without a record does not exist, even if the old file names it. The freed space may be
-    /// enough for the new names file. If not, the next change writes the names.
+    /// Removes the images without a name when the disk is too full for a new names file. First moves their records
+    /// away, durably: an image without a record does not exist, even if the old file names it. The freed space may be
+    /// enough for the new names file. If not, the next change of names writes it.
     fn remove_without_room(&self, index: &mut Index, full: RuntimeError) -> Result<(), RuntimeError> {
         let named: BTreeSet<&ImageId> = index.names.values().collect();
         let mut trash = Vec::new();

@@ -1,7 +1,7 @@
 //! Hides a damaged image but keeps its names. A repair or a pull restores the image.
 //!
-//! The file `damaged` in the folder of a layer or image forbids the use of its content, also after a restart. A marked
-//! layer counts as absent, so a commit replaces it. Until then its folder stays, because a mount may use the folder. A
+//! The file `damaged` marks the folder of a layer or image: its content is not used, also after a restart. A marked
+//! layer counts as absent, so a commit replaces it. Until that commit its folder stays, because a mount may use it. A
 //! marked image, or an image without all its layers, keeps its names and its undamaged layers.
 
 use std::{io, path::Path};
@@ -86,7 +86,7 @@ impl Index {
 }
 
 impl Store {
-    /// All images, first the undamaged ones.
+    /// All images; the undamaged images come first.
     pub(crate) fn all_images(&self) -> Vec<StoredImage> {
         let index = self.index();
         let names = index.names_by_image();
@@ -106,7 +106,7 @@ impl Store {
         self.index().marked.get(layer).cloned()
     }
 
-    /// The absent layers that have a folder. A commit moves such a folder to the trash.
+    /// The layers that have a folder but count as absent. A commit moves this folder to the trash.
     pub(crate) fn replaced_by(&self, layers: &[Digest]) -> Vec<Digest> {
         let index = self.index();
         let absent = layers.iter().filter(|layer| !index.layers.contains_key(*layer));
@@ -134,7 +134,7 @@ impl Store {
 
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // `names.json` must not name unsynced content.
+        // `names.json` must name only synced content.
         self.sync_background()?;
         self.replace_names(&mut self.index()).map_err(could_not("write the names of", &self.root))
     }

@@ -4,7 +4,7 @@
 //! "imagelet files 2\n", then records: LENGTH of the rest (u32, little-endian), PATH and RECORD in postcard format
 //! ```
 //!
-//! A later record for a path replaces an earlier one. `layer.json` has the SHA-256 of the file.
+//! A later record for a path replaces an earlier one. `layer.json` has the SHA-256 of the manifest.
 
 use std::{
     collections::HashMap,
@@ -25,7 +25,7 @@ use crate::{
 
 pub(crate) const LIST: &str = "files.list";
 const MAGIC: &[u8] = b"imagelet files 2\n";
-/// Larger than the largest record: the map of a sparse file.
+/// Maximum bytes of a record. The largest record is the map of a sparse file.
 const RECORD_MAX: u32 = 4 << 20;
 const WRITE_BUFFER: usize = 64 << 10;
 const READ_BUFFER: usize = 256 << 10;
@@ -61,10 +61,10 @@ impl FileManifestWriter {
     }
 }
 
-/// The file with a digest that proves knowledge of a layer's content. A manifest does not contain this digest.
+/// The file with the digest that proves knowledge of a layer's content, because no image manifest contains this digest.
 pub(crate) const PROOF: &str = "content.proof";
 
-/// A digest of all records of a layer, without the metadata of its folders, because their times differ.
+/// A digest of all file records of a layer, without the metadata of folders, because the times of folders differ.
 pub(crate) struct ContentProof(Hash);
 
 impl ContentProof {
@@ -80,7 +80,7 @@ impl ContentProof {
         Ok(())
     }
 
-    /// Writes the digest to a file, and returns the digest of that file.
+    /// Writes the digest to the file [`PROOF`], and returns the digest of that file.
     pub(crate) fn write(self, folder: &Path) -> io::Result<Digest> {
         let text = self.0.finish().to_string();
         fs::write(folder.join(PROOF), &text)?;
@@ -97,13 +97,13 @@ fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
     rest.is_empty().then_some(record)
 }
 
-/// The offset of the last record of each path.
+/// A file manifest on the disk. Memory has only the offset of the last record of each path.
 pub(crate) struct FileManifestReader {
     file: File,
-    /// A secret seed, so that the manifest's author cannot make two paths collide.
+    /// A secret seed for the hashes of paths, so that the manifest's author cannot make two paths collide.
     seed: u64,
     slots: HashMap<u128, Slot>,
-    /// The offset of the record that removed a path and everything below it.
+    /// By the hash of a removed path, the offset of the record that removed the path and everything below it.
     removed: HashMap<u128, u64>,
 }
 
@@ -116,7 +116,7 @@ struct Slot {
 }
 
 impl FileManifestReader {
-    /// Reads a manifest once, from start to end. `InvalidData`: the manifest is malformed, or its digest differs.
+    /// Reads a manifest once, from start to end. Returns `InvalidData` if it is malformed or its digest differs.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut manifest = Self {
             file: file.try_clone()?,
@@ -168,7 +168,7 @@ impl FileManifestReader {
         Ok(())
     }
 
-    /// Returns the expected entry of a path, and marks the path as seen. `None`: the manifest has no such path.
+    /// Marks a path as seen, and returns its entry in the manifest, or `None` if the manifest does not have the path.
     pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<FileEntry>> {
         let key = self.key(path);
         let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //! ROOT/                      0700, of one user; one process changes it at a time, any number read it
-//!   lock                     flocked by the process that changes the store; contains its pid and command;
-//!                            its time is the time of the last bytes of a pull
-//!   names.json               name → image id; an image exists because a name is in here
-//!   names.unsettled.json     the same, newer, for this boot only (see `sync_background`)
+//!   lock                     flocked by the process that changes the store; has its pid and command;
+//!                            its mtime is the time when a pull last received bytes
+//!   names.json               name → image id; an image exists if it has a name in this file
+//!   names.unsettled.json     newer names, for this boot only (see `sync_background`)
 //!   images/ID-HEX/           image.json (the record), manifest.json, config.json, index.json
 //!   layers/DIFF-HEX/         fs/ (overlay form), layer.json, files.list; complete and durable;
 //!                            a layer with a file `damaged` counts as absent
@@ -91,11 +91,11 @@ pub enum Durability {
     /// After every file of the image is durable.
     #[default]
     Commit,
-    /// Before the image is durable. A crash of the process loses nothing. A power cut loses all of a pull or nothing.
+    /// Before the image is durable. A crash of the process loses nothing. A power cut loses the whole image or nothing.
     Background,
 }
 
-/// A store on the disk. Opened for writing, it belongs to this process until the drop. Methods block on the disk.
+/// A store on the disk. If open for changes, it belongs to this process until the drop. Its methods block on the disk.
 pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<Index>,
@@ -108,22 +108,22 @@ pub(crate) struct Store {
     mounting: Mutex<()>,
     in_background: bool,
     resume_for: Duration,
-    /// The boot id. `None`: the kernel reports none.
+    /// The boot id, if the kernel reports one.
     pub(crate) boot: Option<String>,
-    /// `None`: the store is open only for reading.
+    /// The lock of the store's owner; `None` if the store is open only for reading.
     lock: Option<Lock>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// The process changes and locks nothing. Other processes may read or write at the same time.
+    /// The process only reads, and takes no lock. Meanwhile, other processes may read and change the store.
     Read {
-        /// A missing store is a store without images.
+        /// Whether a missing store counts as a store without images.
         or_empty: bool,
     },
     /// Only one process at a time may open the store for changes.
     Write {
-        /// Create a missing store.
+        /// Whether to create a missing store.
         or_create: bool,
     },
 }
@@ -150,7 +150,7 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a store. An owner also removes the leftovers of interrupted pulls and removals.
+    /// Opens a store. If it is opened for changes, also removes the leftovers of interrupted pulls and removals.
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
         let boot = boot_id();
@@ -180,7 +180,7 @@ impl Store {
         let lock = match access {
             Access::Read { .. } => None,
             Access::Write { .. } => match place.make_folders() {
-                // If all folders exist, this succeeds even on a read-only file system.
+                // If all folders exist, `make_folders` succeeds even on a read-only file system.
                 Ok(()) if place.is_writable => Some(Lock::take(&place)?),
                 Err(error) if place.is_writable => return Err(could_not("create the store", root)(error)),
                 _ => None,
@@ -226,7 +226,7 @@ impl Store {
         SyncView::open(&self.root).map(Arc::new).map_err(could_not("open the store", &self.root))
     }
 
-    /// The view for the files of all running pulls. They share one view, so that descriptors do not limit their number.
+    /// The view for the files of all running pulls. Pulls share one view, so that many pulls need few descriptors.
     pub(crate) fn pull_view(&self) -> Result<Arc<SyncView>, RuntimeError> {
         let mut shared = self.pull_view.lock().expect("no thread panics while it holds the lock");
         if let Some(view) = shared.upgrade().filter(|view| !view.has_failed()) {
@@ -262,7 +262,7 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// Free bytes of the store's file system. Free inodes; `None` if the file system has no inode table.
+    /// The free bytes and free inodes of the store's file system. The inodes are `None` if it has no inode table.
     pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
         let disk = rustix::fs::statvfs(&self.root)?;
         // A file system without an inode table, such as btrfs, reports 0 inodes.
@@ -325,7 +325,7 @@ fn boot_id() -> Option<String> {
     Some(text.trim().to_owned()).filter(|id| !id.is_empty())
 }
 
-/// The time in nanoseconds. Folder names then differ from those of an earlier process with the same pid.
+/// The first number for folder names: the time, because an earlier process may have had the same pid.
 fn first_number() -> u64 {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_nanos()).unwrap_or_default()

@@ -10,7 +10,7 @@ use std::{
 
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
-/// Shared by all staged content of a pull. It is allowed until the pull meets an error that a retry would meet again.
+/// Whether a later pull may continue a pull's staged content. An error that a retry would meet again forbids that.
 #[derive(Clone, Debug)]
 pub(crate) struct Resumption(Arc<AtomicBool>);
 
@@ -28,7 +28,7 @@ impl Resumption {
         use RuntimeErrorKind::{
             Corrupt, Defect, DiskFull, InvalidArgument, SignatureInvalid, Unacceptable, Unsupported,
         };
-        // After any other error, of the registry, network, caller or store, a later pull may continue.
+        // After any other error, of the registry, network, caller or store, a later pull may continue the content.
         if matches!(
             error.kind(),
             Corrupt | Unacceptable | Unsupported | InvalidArgument | SignatureInvalid | DiskFull | Defect
@@ -38,7 +38,7 @@ impl Resumption {
     }
 }
 
-/// Whether the time differs from now by more than the limit, in either direction: a clock may have been set back.
+/// Whether `since` is more than `age_max` before or after `now`. It is after `now` if the clock was set back.
 pub(super) fn is_outdated(since: SystemTime, age_max: Duration, now: SystemTime) -> bool {
     let apart = now.duration_since(since).unwrap_or_else(|ahead| ahead.duration());
     apart > age_max

@@ -4,8 +4,8 @@
 //! is written last. A folder with both files is whole for that boot, even after a crash of the process. After a power
 //! cut the boot id differs, and a start removes the folder. This module does not sync; the commit or the import does.
 //!
-//! A cancelled sink may still be moving the tree. So the folder is renamed before the layer becomes a spare: that move
-//! then fails, or has ended. A sink also changes the metadata of implicit folders. So after a sink, a layer with
+//! A cancelled sink may still be moving the tree. So the folder is renamed before the layer becomes a spare: the sink's
+//! move then fails, or has ended. A sink also changes the metadata of implicit folders. So after a sink, a layer with
 //! implicit folders cannot become a spare. The root is an exception, because its metadata is set each time.
 
 use std::{
@@ -32,8 +32,8 @@ use super::{
 };
 use crate::{manifest::Descriptor, unpack::DiskUsage};
 
-/// Limits for the spares of sinks. They are on the runtime's disk, and the runtime does not count them. A spare younger
-/// than `SINK_AGE_MIN` is kept whatever its size, because a kubelet's retry comes within that time.
+/// Limits for the spare layers of sinks, because they use the runtime's disk and the runtime does not count them. A
+/// spare younger than `SINK_AGE_MIN` is kept whatever its size, because a kubelet's retry comes within that time.
 const SINK_AGE_MAX: Duration = Duration::from_hours(1);
 const SINK_BYTES_MAX: u64 = 8 << 30;
 const SINK_AGE_MIN: Duration = Duration::from_mins(15);
@@ -42,19 +42,19 @@ const SINK_AGE_MIN: Duration = Duration::from_mins(15);
 pub(crate) struct StagedLayer {
     store: Arc<Store>,
     pub(super) unpacked: Spare,
-    /// `Some`: the drop keeps the layer as a spare if the resumption is allowed.
+    /// If the resumption is set and allowed, the drop keeps the layer as a spare.
     resumption: Option<Resumption>,
     pub(super) blob: Option<StagedBlob>,
-    /// The folder is in the store.
+    /// Whether a commit has moved the folder to `layers/`.
     pub(super) is_placed: AtomicBool,
-    /// A sink may be moving the tree.
+    /// Whether a sink may be moving the tree.
     is_in_sink: bool,
-    /// The tree of an import has hard links to the files.
+    /// Whether an import's tree has hard links to the layer's files.
     is_linked: AtomicBool,
 }
 
 impl StagedLayer {
-    /// `tree`: the disk usage of the layer's files, if known.
+    /// Completes a staged layer. `tree` is the disk usage of the layer's files, if it is known.
     pub(crate) fn new(
         store: &Arc<Store>,
         staging: Staging,
@@ -106,9 +106,9 @@ impl StagedLayer {
         self
     }
 
-    /// From now on, the drop of the uncommitted layer keeps it as a spare from `repository`.
+    /// From now on, a drop without a commit keeps the layer as a spare that `repository` has sent.
     pub(crate) fn resumable(mut self, repository: &str, resumption: &Resumption) -> Result<Self, RuntimeError> {
-        // Without a boot id, no later process can detect a power cut.
+        // A spare needs the boot id, from which a later process detects a power cut.
         let Some(boot) = self.store.boot.as_deref().filter(|_| resumption.is_allowed()) else { return Ok(self) };
         let Spare { folder, record, origin, .. } = &mut self.unpacked;
         (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
@@ -117,7 +117,7 @@ impl StagedLayer {
         Ok(self)
     }
 
-    /// The implicit folders, parents first. A sink takes their metadata from a lower layer.
+    /// The folders that have no entry in the archive, parents first. A sink takes their metadata from a lower layer.
     pub(crate) fn implicit(&mut self) -> Result<Vec<Vec<u8>>, RuntimeError> {
         let implicit = read_implicit(&self.unpacked.folder).map_err(|error| {
             self.resumption = None;
@@ -129,7 +129,7 @@ impl StagedLayer {
         Ok(implicit)
     }
 
-    /// The tree and the kept blob, for a sink. The sink sets the metadata of the implicit folders.
+    /// The paths of the tree and of the kept blob, for a sink. The sink sets the metadata of the `implicit` folders.
     pub(crate) fn tree(&mut self, implicit: &[Vec<u8>]) -> Result<(PathBuf, Option<PathBuf>), RuntimeError> {
         self.is_in_sink = true;
         let folder = &self.unpacked.folder;
@@ -141,7 +141,8 @@ impl StagedLayer {
         Ok((folder.join(TREE), self.blob.as_ref().map(|blob| blob.path().to_owned())))
     }
 
-    /// Whether the caller may link the files: only the first may. Files linked into two trees free no space.
+    /// Whether the caller may link the layer's files. Only the first may: a file in two trees outlives the removal of
+    /// one.
     pub(crate) fn may_link(&self) -> bool {
         !self.is_linked.swap(true, Ordering::Relaxed)
     }
@@ -155,7 +156,7 @@ impl StagedLayer {
         }
     }
 
-    /// The sink has taken the layer. The drop removes the rest.
+    /// Drops a layer whose tree a sink has taken, and removes the rest of its folder and its blob.
     pub(crate) fn taken(mut self) {
         self.resumption = None;
         if let Some(blob) = self.blob.take() {
@@ -181,7 +182,7 @@ impl Drop for StagedLayer {
                 tracing::warn!(path = %old.display(), %error, "could not rename a staging folder; a sweep or the next start removes it");
             }
         }
-        // A layer with a kept blob resumes from the blob. After a failed sync, bytes may be lost without a report.
+        // With a kept blob, a pull resumes from the blob. A failed sync may have lost bytes of the tree.
         let is_allowed = self.resumption.as_ref().is_some_and(Resumption::is_allowed);
         let has_tree = || !self.is_in_sink || folder.join(TREE).is_dir();
         if is_allowed && self.blob.is_none() && !view.has_failed() && has_tree() {
@@ -197,11 +198,11 @@ fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError +
     move |error| storage_error(message, error)
 }
 
-/// The spare that a pull can use.
+/// The conditions for a spare that a pull can use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpareWanted<'a> {
     pub(crate) diff_id: &'a Digest,
-    /// The repository that sent the spare. `None`: any.
+    /// The repository that must have sent the spare; `None` permits all repositories.
     pub(crate) repository: Option<&'a str>,
     pub(crate) end: LayerEnd,
 }
@@ -271,7 +272,7 @@ impl Store {
         records.map(|record| record.disk_bytes).sum()
     }
 
-    /// At start: makes the whole layer in a folder of `tmp/` a spare, if it is of this boot. Returns whether it did.
+    /// At start, makes a folder in `tmp/` a spare if its layer is whole and of this boot. Returns whether it did so.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();

@@ -13,10 +13,10 @@ use imagelet_core::{error::RuntimeError, failpoint};
 
 use super::{Store, could_not, files::durable::remove_tree, resumption::Resumption};
 
-/// A larger document is in a file, because a pull may last for hours.
+/// Maximum bytes of a document in memory. A larger document is in a file, because a pull may last for hours.
 const DOCUMENT_IN_MEMORY_MAX: usize = 64 << 10;
 
-/// The other files in the folder of a partial layer. A folder without a journal is not a partial layer.
+/// The names in a partial layer's folder, beside the tree. A folder without a journal is not a partial layer.
 pub(super) const JOURNAL: &str = "journal";
 pub(super) const CONDITIONS: &str = "resume.json";
 pub(super) const PREVIOUS: &str = "previous";
@@ -68,7 +68,7 @@ impl Staging {
         &self.path
     }
 
-    /// Moves the folder of a complete layer below `tmp/`. The layer is not a partial layer afterwards.
+    /// Moves the folder of a complete layer from `ingest/` to `tmp/`, so that it is no longer a partial layer.
     pub(super) fn into_complete(mut self) -> io::Result<Self> {
         if let Some(partial) = &self.partial {
             self.path = partial.finish(&self.path)?;
@@ -77,7 +77,7 @@ impl Staging {
         Ok(self)
     }
 
-    /// From here on the caller removes the folder.
+    /// Returns the folder's path. The caller, not the drop, then removes the folder.
     pub(super) fn keep(mut self) -> PathBuf {
         std::mem::take(&mut self.path)
     }
@@ -138,7 +138,7 @@ impl StagedDocument {
 }
 
 impl DocumentBytes {
-    /// Blocks. A store that is open only for reading keeps all documents in memory.
+    /// Blocks on the disk. A store that is open only for reading keeps all documents in memory.
     pub(crate) fn of(bytes: Bytes, store: &Store) -> Result<Self, RuntimeError> {
         if bytes.len() <= DOCUMENT_IN_MEMORY_MAX || store.is_read_only() {
             return Ok(Self::Memory(bytes));
@@ -163,7 +163,7 @@ impl DocumentBytes {
         }
     }
 
-    /// Blocks.
+    /// Blocks on the disk.
     pub(crate) fn read(&self) -> Result<Bytes, RuntimeError> {
         match self {
             Self::Memory(bytes) => Ok(bytes.clone()),
@@ -181,7 +181,7 @@ impl DocumentBytes {
 
 #[derive(Debug)]
 pub(crate) struct DocumentWriter {
-    /// `None`: the document stays in memory.
+    /// The store that takes a large document; `None` keeps the document in memory.
     store: Option<Arc<Store>>,
     memory: BytesMut,
     staged: Option<StagedDocument>,
@@ -226,7 +226,7 @@ impl DocumentWriter {
 
 pub(super) fn discard(path: &Path) {
     let Err(error) = remove_tree(path) else { return };
-    // Each sweep retries to empty the trash.
+    // The folder moves to the trash, which each sweep tries to empty.
     let trash = path.parent().and_then(Path::parent).zip(path.file_name());
     let moved = trash.is_some_and(|(root, name)| fs::rename(path, root.join("trash").join(name)).is_ok());
     tracing::warn!(path = %path.display(), moved, %error, "could not remove a staging folder; a sweep or the next start does");

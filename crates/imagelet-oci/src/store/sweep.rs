@@ -18,11 +18,11 @@ use super::{
 use crate::overlay::OverlayFolder;
 
 impl Store {
-    /// Moves the content that no name and no running pull needs to `trash/` under the index lock, and unlinks it
-    /// without the lock. A failed removal does not stop the others. Returns the first error; the next sweep retries.
+    /// With the index locked, moves the content that neither a name nor a running pull needs to `trash/`, then unlinks
+    /// it without the lock. Continues after a failed removal and returns the first error; the next sweep retries.
     pub(crate) fn sweep(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // An image that has lost its tag to a pull may be removed only after that pull is durable.
+        // A pull may have taken the tag of an image. That image is removed only after the pull's image is durable.
         self.sync_background()?;
         let discarded = self.discard_unneeded();
         self.remove_partials(|partial| partial.is_expired(self.resume_for))?;
@@ -87,7 +87,6 @@ impl Store {
         moved.into_iter().collect()
     }
 
-    /// Empties the trash, and logs a failure.
     pub(crate) fn try_empty_trash(&self) {
         if let Err(error) = self.empty_trash() {
             tracing::warn!(error = error.chain(), "could not empty the trash; the next sweep tries again");
@@ -134,7 +133,7 @@ impl Store {
             if freed >= wanted {
                 break;
             }
-            // On a full disk, a rename into the trash may fail.
+            // On a full disk, the rename into the trash may fail. A file is then unlinked directly.
             let is_file = spare.is_none();
             let unlinked =
                 |error| if is_file { remove_tree(&path).map_err(could_not("remove", &path)) } else { Err(error) };
@@ -157,7 +156,7 @@ impl Store {
         Ok(entries
             .map_err(could_not("read", &path))?
             .into_iter()
-            // Names unknown to this version are not changed.
+            // Folders with names unknown to this version are not changed.
             .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
             .map(|entry| entry.path())
             .collect())
@@ -175,7 +174,7 @@ impl Store {
     }
 }
 
-/// Whether no overlay uses a folder without a note. A folder without an upper layer was never an overlay.
+/// Whether a mount's folder has no overlay. A folder without an upper layer has never had an overlay.
 fn is_abandoned(folder: &Path) -> bool {
     let folder = OverlayFolder(folder.to_owned());
     let in_use = if folder.upper().exists() { folder.is_in_use() } else { Ok(false) };
@@ -189,7 +188,7 @@ fn is_ours(folder: &str, name: &str) -> bool {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     match folder {
         "tmp" | "trash" => name.split_once('-').is_some_and(|(pid, number)| is_number(pid) && is_number(number)),
-        // KEY, its note KEY.json, and the next version of the note. A key has an image's hex digits and 16 more.
+        // KEY, KEY.json (the note) or KEY.new (the next note). A key is an image's hex digits and 16 more digits.
         "mounts" => {
             let key = name.strip_suffix(".json").or_else(|| name.strip_suffix(".new")).unwrap_or(name);
             key.len() >= 64 && key.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))

@@ -1,9 +1,10 @@
 //! The memory and the open directories that all layers share while they are unpacked.
 //!
 //! Each layer has its own memory, which is enough for most layers. The rest is shared; one tenant gets at most half of
-//! it. A layer with shared memory never waits for more, so there is no deadlock: it fails, releases its memory, waits
-//! in order of arrival until its tenant's half is free, and starts again with that half. A layer that needs more is
-//! rejected. While other layers wait, a layer with a slow registry gives up its memory ([`imagelet_core::hold`]).
+//! it (or 16 MiB). A layer with shared memory never waits for more, so there is no deadlock: it fails, releases its
+//! memory, waits in order of arrival until its tenant's half is free, and starts again with that half. A layer that
+//! needs more is rejected. While other layers wait, a layer with a slow registry gives up its memory
+//! ([`imagelet_core::hold`]).
 
 use std::{
     collections::VecDeque,
@@ -30,12 +31,12 @@ use crate::{scarce::DescriptorShare, tenant::Tenant};
 const LAYERS_MAX: usize = 64;
 /// Each layer's own memory without its notes: two blocks between inflater and unpacker, and the manifest's buffer.
 const OWN_BLOCKS: u64 = 368 << 10;
-/// Each layer's own memory for notes. The default is enough for some thousand folders; a small budget gives less.
+/// Bounds of a layer's own memory for notes about paths. The default budget is enough for some thousand folders.
 const OWN_NOTES_MIN: u64 = 16 << 10;
 const OWN_NOTES_MAX: u64 = 1 << 20;
-/// The minimum half of a tenant: the largest header with its parsed form, and a zstd window of 8 MiB (RFC 8878).
+/// The minimum share of a tenant: the largest header with its parsed form, and a zstd window of 8 MiB (RFC 8878).
 const TENANT_MIN: u64 = 16 << 20;
-/// The minimum budget: each layer's own memory, and the minimum half of one tenant.
+/// The minimum budget: each layer's own memory, and the minimum share of one tenant.
 pub const UNPACK_MEMORY_MIN: u64 = 48 << 20;
 /// The default budget. Half of its shared memory is enough for a zstd window of 32 MiB.
 pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
@@ -49,13 +50,13 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     pool: Mutex<Pool>,
-    /// The maximum of one tenant.
+    /// The maximum of shared memory for one tenant.
     half: u64,
     own_notes: u64,
     directories: Arc<Semaphore>,
 }
 
-/// Shared memory, the layers that have some, and the layers that wait for some, in order of arrival.
+/// The shared memory, the layers that hold a part of it, and the layers that wait for a part, in order of arrival.
 #[derive(Debug)]
 struct Pool {
     free: u64,
@@ -86,7 +87,7 @@ impl Pool {
         held.sum::<u64>() + bytes <= self.half
     }
 
-    /// Takes free memory, unless an earlier layer waits for it.
+    /// Takes free memory for a layer, unless an earlier layer waits for it. Returns whether the layer has got it.
     fn take(&mut self, owner: &Arc<MemoryOwner>, bytes: u64) -> bool {
         let is_first = !self.waiting.iter().any(|waiter| self.fits_tenant(&waiter.owner, waiter.bytes));
         let is_free = is_first && bytes <= self.free && self.fits_tenant(owner, bytes);
@@ -118,7 +119,7 @@ impl Pool {
             let fits_tenant = self.fits_tenant(&waiter.owner, waiter.bytes);
             if !is_blocked && fits_tenant && waiter.bytes <= self.free {
                 self.give(&waiter.owner, waiter.bytes);
-                // Fails if the layer has ended. The end of a layer returns its memory.
+                // This fails if the layer has ended. The end of a layer returns its memory to the pool.
                 let _ = waiter.granted.send(());
             } else {
                 is_blocked |= fits_tenant;
@@ -127,7 +128,7 @@ impl Pool {
         }
     }
 
-    /// The first waiting layer that needs the memory of this layer's tenant.
+    /// The first waiting layer that could use the memory of this layer.
     fn lacks(&self, owner: &MemoryOwner) -> Option<&Waiter> {
         let lacks =
             |waiter: &&Waiter| waiter.owner.tenant == owner.tenant || self.fits_tenant(&waiter.owner, waiter.bytes);
@@ -176,14 +177,14 @@ impl UnpackBudget {
         })
     }
 
-    /// Waits for a whole half, for a layer that failed for lack of memory.
+    /// Waits until a layer that failed for lack of memory has the whole share of a tenant.
     pub(crate) async fn whole_layer(&self, layer: Arc<LayerMemory>) -> Arc<LayerMemory> {
         self.wait(&layer.owner, self.half).await.expect("a layer stays in the line for as long as it is here");
         locked(&layer.account).held += self.half;
         layer
     }
 
-    /// Permission to open a directory. `None`: the limit of open directories is reached.
+    /// Permission to open a directory; `None` if all layers together have reached the limit of open directories.
     pub(crate) fn directory(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.directories).try_acquire_owned().ok()
     }
@@ -231,7 +232,7 @@ pub(crate) struct LayerMemory {
 #[derive(Debug, Default)]
 struct MemoryAccount {
     used: u64,
-    /// Shared memory.
+    /// The bytes of shared memory that the layer holds.
     held: u64,
     was_refused: bool,
     is_awaited: bool,
@@ -248,8 +249,8 @@ impl LayerMemory {
         locked(&self.account).held > 0
     }
 
-    /// Whether the layer gives up memory that another layer waits for. It does if its registry is slow, or if it is the
-    /// slowest layer and the other layer has waited long.
+    /// Whether the layer gives up memory that another layer waits for. It gives memory up if its registry is slow, or
+    /// if it is the slowest layer and the other has waited long.
     pub(crate) fn gives_way(&self, policy: HoldPolicy, network: &HoldMeter, now: Instant) -> bool {
         if !self.holds_shared() {
             return false;
@@ -293,7 +294,7 @@ impl LayerMemory {
         Ok(())
     }
 
-    /// Waits for the shared memory that `bytes` more need. Against deadlock, a layer with shared memory does not wait.
+    /// Waits for shared memory for `bytes` more bytes. Against deadlock, a layer that has shared memory does not wait.
     fn wait_for(&self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let missing = (locked(&self.account).used + bytes).saturating_sub(self.budget.own_notes);
         let Some(runtime) = self.runtime.as_ref().filter(|_| missing > 0 && !self.holds_shared()) else {
@@ -320,7 +321,7 @@ impl LayerMemory {
     }
 }
 
-/// Memory for one purpose. The drop releases it.
+/// A part of a layer's memory for one purpose. The drop releases it.
 #[derive(Debug)]
 pub(crate) struct MemoryReservation {
     memory: Arc<LayerMemory>,
@@ -350,14 +351,14 @@ impl MemoryReservation {
         is_free
     }
 
-    /// Claims up to `bytes` in total. Waits only if the layer has no shared memory.
+    /// Grows the reservation to `bytes`. Waits only if the layer has no shared memory.
     pub(crate) fn grow_to(&mut self, bytes: u64, cancelled: &AtomicBool) -> Result<(), MemoryError> {
         let more = bytes.saturating_sub(self.bytes);
         self.memory.wait_for(more, cancelled)?;
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    /// Whether `bytes` in total fit into the layer's own memory.
+    /// Whether a reservation of `bytes` fits into the layer's own memory.
     pub(crate) fn is_own(&self, bytes: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         locked(&self.memory.account).used + more <= self.memory.budget.own_notes

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// The unit of `st_blocks`, for every block size of the file system.
 pub(crate) const BLOCK: u64 = 512;
-/// The largest extent of ext4 with its smallest blocks. An inode has four extents. For more, ext4 allocates a block
-/// when it writes the file's data back.
+/// The largest extent of ext4 with its smallest blocks. An inode has four extents. For more extents, ext4 allocates a
+/// block when it writes the file's data back.
 const EXTENT_MAX: u64 = 32 << 20;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -23,8 +23,8 @@ impl DiskUsage {
         self.inodes += 1;
     }
 
-    /// Adds a finished path. `None`: only a walk through the finished tree knows the usage, because the path has more
-    /// names, or because its write-back allocates blocks.
+    /// Adds a finished path. Returns `None` if only a walk through the finished tree can measure it: the path has more
+    /// names, or its write-back allocates blocks.
     pub(crate) fn with_finished(mut self, stat: &Stat) -> Option<Self> {
         self.add(stat);
         let (size, blocks) = (stat.st_size.cast_unsigned(), stat.st_blocks.cast_unsigned());

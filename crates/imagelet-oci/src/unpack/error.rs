@@ -30,7 +30,7 @@ pub(crate) enum UnpackErrorKind {
     /// The free space would fall below the floor.
     Full,
     Io,
-    /// The tar stream failed. The cause is the reader, not the file system.
+    /// The reader of the tar stream has failed, not the file system.
     Read,
     /// Other layers use the memory. The layer can be retried.
     Busy,

@@ -7,14 +7,14 @@ use std::{
 
 use rustix::fd::OwnedFd;
 
-/// The defaults are for an archive without an earlier attempt and without a journal.
+/// The default methods are for an archive that has neither an earlier attempt nor a journal.
 pub(crate) trait LayerInput: BufRead {
-    /// Consumes bytes that are now the last bytes of the layer's file `path`.
+    /// Consumes bytes that the unpacker has just appended to the layer's file `path`.
     fn consume_content(&mut self, bytes: usize, _path: &[u8]) {
         self.consume(bytes);
     }
 
-    /// A file whose first bytes are the next bytes of the input. Called before the first byte of a file's content.
+    /// A file whose first bytes are the next bytes of the input. Called before a file's content is read.
     fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>> {
         Ok(None)
     }
@@ -25,7 +25,7 @@ pub(crate) trait LayerInput: BufRead {
 
 impl LayerInput for &mut dyn BufRead {}
 
-/// A file of an earlier attempt. Its first `length` bytes are known.
+/// A file of an earlier attempt. Its first `length` bytes are those of the archive.
 #[derive(Clone, Debug)]
 pub(crate) struct ReusableFile {
     /// The folder of the earlier attempt's files.

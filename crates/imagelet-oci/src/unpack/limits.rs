@@ -13,14 +13,14 @@ use super::error::{Fault, UnpackErrorKind};
 const BYTES_BETWEEN_CHECKS: u64 = 8 << 20;
 const ENTRIES_BETWEEN_CHECKS: u64 = 1_000;
 
-/// Each limit is inclusive.
+/// The limits of one layer. A value equal to its limit is permitted.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct UnpackLimits {
     pub(crate) entries_max: u64,
-    /// The sum of all file sizes, with holes.
+    /// Maximum sum of all file sizes, including holes.
     pub(crate) bytes_max: u64,
     pub(crate) header_max: usize,
-    /// Also the limit of a link's target.
+    /// Maximum bytes of a path, and of a link's target.
     pub(crate) path_max: usize,
     pub(crate) depth_max: usize,
     pub(crate) ranges_max: usize,
@@ -29,7 +29,7 @@ pub(crate) struct UnpackLimits {
 }
 
 impl Default for UnpackLimits {
-    /// Large enough for any real image, small enough for a node with 1 GiB of memory. No floors.
+    /// Limits large enough for any real image, and small enough for a node with 1 GiB of memory. The floors are zero.
     fn default() -> Self {
         UnpackLimits {
             entries_max: 2_000_000,
@@ -62,7 +62,7 @@ impl<'a> Gauge<'a> {
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unchecked_bytes: 0, unchecked_entries }
     }
 
-    /// Counts headers. `seen`: the number of headers that the reader has read.
+    /// Counts headers. `seen` is the number of all headers that the reader has read.
     pub(crate) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
         self.check_cancelled()?;
         let more = seen.saturating_sub(self.entries);
@@ -74,7 +74,7 @@ impl<'a> Gauge<'a> {
         if self.unchecked_entries >= ENTRIES_BETWEEN_CHECKS { self.check_space(0) } else { Ok(()) }
     }
 
-    /// Counts a file before it is written. `apparent`: its size; `stored`: its bytes that take space.
+    /// Counts a file before it is written. `apparent` is its size; `stored` is its size without holes.
     pub(crate) fn file(&mut self, apparent: u64, stored: u64) -> Result<(), Fault> {
         self.bytes = self.bytes.saturating_add(apparent.max(stored));
         if self.bytes > self.limits.bytes_max {
@@ -105,7 +105,7 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// The message about missing space. `None`: the floors stay free after `wanted` more bytes.
+/// The message about missing space; `None` if the floors stay free after a write of `wanted` bytes.
 fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;

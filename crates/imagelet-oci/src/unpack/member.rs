@@ -1,8 +1,8 @@
 //! The rules for the members of an artifact's archive.
 //!
 //! Members are files, folders, and links that stay inside the artifact. Absolute names, names with `..` and repeated
-//! names are rejected, because archive readers differ on them. Members get owner root, modes that let all users read,
-//! and the time 1970.
+//! names are rejected, because archive readers differ on them. Members get the owner root, a mode that lets all users
+//! read, and a time in 1970.
 
 use super::{
     archive::{TarEntry, TarKind, TarMetadata},
@@ -59,7 +59,7 @@ pub(super) fn check_place(path: &[u8], entry: &TarEntry, folder: &str) -> Result
     Ok(())
 }
 
-/// `..` is permitted only at the start of a target: a component before it may be a link to any place.
+/// `..` is permitted only at the start of a link's target, because a component before `..` may be any link.
 fn check_target(path: &[u8], target: &[u8]) -> Result<(), Fault> {
     let leaves = || Err(Fault::refused(format!("it is a link to `{}`, which leaves the artifact", shown(target))));
     let mut depth = path.split(|&byte| byte == b'/').count() - 1;

@@ -1,11 +1,11 @@
 //! Unpacks a layer's tar stream into a separate directory, in the form that overlayfs mounts.
 //!
-//! The unpacker reads and changes nothing outside the directory, for any archive. A leading slash means the directory.
+//! For any archive, the unpacker accesses no file outside the directory. A leading slash in a name means the directory.
 //! Names that lead out of it are rejected. Links are resolved in user space as in a container. All calls use directory
 //! descriptors (see `tree`). `limits` bounds a layer's size. Of entries with one name, the last entry wins.
 //!
 //! Whiteouts have overlayfs' form, so a layer is unpacked without the layers below it. A directory without an entry
-//! gets mode 0755 and is reported, because a lower layer may have its metadata. Nothing is synced.
+//! gets mode 0755 and is reported, because a lower layer may have its metadata. The unpacker does not sync.
 //!
 //! An artifact's blob is one file, or an archive with the rules in `member`.
 
@@ -49,7 +49,7 @@ pub(crate) use self::{
     },
 };
 
-/// Maximum names of an artifact, with its folders.
+/// Maximum number of files and folders of an artifact.
 pub(crate) const ARTIFACT_NAMES_MAX: u64 = 1_000_000;
 
 const DIRECTORY_COST: u64 = 4096;
@@ -59,10 +59,10 @@ pub(crate) struct UnpackOptions {
     pub(crate) ownership: Ownership,
     pub(crate) rules: EntryRules,
     pub(crate) limits: UnpackLimits,
-    /// The process's umask, from [`process_umask`] before the thread is confined.
+    /// The umask of the process. [`process_umask`] reads it before the thread is confined.
     pub(crate) umask: u32,
     pub(crate) memory: Arc<LayerMemory>,
-    /// The folder of an artifact's archive, empty for the artifact's root. `None`: the input is a layer of an image.
+    /// The folder into which an artifact's archive is unpacked, empty for the root; `None` for a layer of an image.
     pub(crate) folder: Option<String>,
     /// When set, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
@@ -73,9 +73,9 @@ pub(crate) enum Ownership {
     /// The files get the owners in the archive, which needs root. A whiteout is a character device 0:0. An opaque
     /// directory has the attribute `trusted.overlay.opaque`.
     Apply,
-    /// The process owns the files; the owners in the archive are reported. Directories stay accessible (`u+rwx`). For
-    /// mounts with `userxattr`. A whiteout is a character device 0:0 if the kernel permits that. Otherwise it is an
-    /// empty file with `user.overlay.whiteout`, in a directory whose `user.overlay.opaque` is `x`.
+    /// The process owns the files; the owners in the archive are reported. Directories stay accessible (`u+rwx`).
+    /// Mounts of the layer need `userxattr`. A whiteout is a character device 0:0 if the kernel permits that. Otherwise
+    /// it is an empty file with `user.overlay.whiteout`, in a directory whose `user.overlay.opaque` is `x`.
     Record,
 }
 
@@ -104,13 +104,13 @@ pub(crate) struct UnpackReport {
     pub(crate) bytes: u64,
     /// The estimated disk usage of data, in units of 4 KiB, and of directories.
     pub(crate) disk_bytes: u64,
-    /// The disk usage of the root and everything below it. `None`: the caller must measure it.
+    /// The disk usage of the root and everything below it; `None` if the caller must measure it.
     pub(crate) allocated: Option<DiskUsage>,
     /// The metadata, by path, that the archive has but the disk does not.
     pub(crate) ownership: Vec<OwnershipRecord>,
     /// The directories without an entry, as raw bytes below the root. A lower layer may have their metadata.
     pub(crate) implicit_directories: Vec<Vec<u8>>,
-    /// The layer hides all layers below it. The root has the opaque mark, too, but overlayfs does not read it there.
+    /// Whether the layer hides all layers below it. Overlayfs ignores the opaque mark of a root.
     pub(crate) root_opaque: bool,
 }
 
@@ -137,15 +137,15 @@ pub(crate) fn unpack_layer<'a>(
 /// A whole and verified file of an artifact. Its owner is root, and all users can read it.
 #[derive(Debug)]
 pub(crate) struct WholeFile<'a> {
-    /// The path below the layer's root.
+    /// The file's final path, below the layer's root.
     pub(crate) path: &'a str,
-    /// The current path, on the same file system.
+    /// The file's current path, on the file system of the layer.
     pub(crate) from: &'a Path,
     pub(crate) size: u64,
     pub(crate) content: Sum,
 }
 
-/// Moves a file into an empty directory, as a layer of its own.
+/// Moves a file into an empty directory, which becomes a layer with only this file.
 pub(crate) fn place_file<'a>(
     file: &WholeFile<'_>,
     root: BorrowedFd<'a>,
@@ -174,7 +174,7 @@ fn write_all(
     }
 }
 
-/// Reads the headers of the next entry; the caller skips or reads its data. `None`: the end of the archive.
+/// Reads the headers of the next entry; `None` at the archive's end. The caller skips or reads the entry's data.
 pub(crate) fn read_head(
     mut input: &mut dyn BufRead,
     memory: &Arc<LayerMemory>,

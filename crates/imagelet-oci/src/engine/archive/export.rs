@@ -98,7 +98,7 @@ impl Engine {
         Ok(ExportedImage { id: source.id.clone(), digest: source.root.digest.clone(), bytes })
     }
 
-    /// Copies a layer's blob from the store. `false`: the store does not have the blob.
+    /// Copies a layer's blob from the store. Returns `false` if the store does not have the blob.
     async fn copy_layer(&self, layer: &Descriptor, file: Option<BlobFile>, to: &Writer) -> Result<bool, RuntimeError> {
         let (store, Descriptor { digest, size, .. }) = (Arc::clone(&self.store), layer.clone());
         on_writer(to, move |writer| {
@@ -137,7 +137,7 @@ impl Engine {
     }
 }
 
-/// Only one thread uses the writer at a time.
+/// The archive's writer, which only one thread uses at a time.
 type Writer = Arc<Mutex<LayoutWriter>>;
 
 async fn on_writer<T: Send + 'static>(
@@ -148,7 +148,7 @@ async fn on_writer<T: Send + 'static>(
     blocking(move || work(&mut writer.lock().expect("no thread panics while it writes"))).await
 }
 
-/// A file of an artifact that is a whole blob: its layer's key, and its path in the layer.
+/// The place in the store of an artifact's blob that is a file: the key of its layer, and its path in the layer.
 type BlobFile = (Digest, String);
 
 impl Source {
@@ -161,12 +161,12 @@ impl Source {
         Ok(self.manifest.layers.iter().zip(config.diff_ids).map(|(layer, key)| (layer, file(layer, key))).collect())
     }
 
-    /// All files except the layers. Blobs are in the order of their digests.
+    /// All files of the archive except the layers. The documents are in the order of their digests.
     fn files(&self, names: &[String]) -> Vec<(String, Bytes)> {
         let ImageDocument { media_type, digest, bytes } = &self.root;
         let root = Descriptor::new(media_type, digest.clone(), bytes.len() as u64);
         let layers = self.manifest.layers.iter().map(|layer| blob_name(&layer.digest)).collect();
-        // `docker load` reads only images.
+        // Only an image gets a list for Docker, because `docker load` reads only images.
         let is_image = self.manifest.artifact_kind().is_none();
         let small = tables(&root, names, is_image.then(|| (blob_name(&self.manifest.config.digest), layers)));
         let small = small.into_iter().map(|(name, bytes)| (name, Bytes::from(bytes)));
@@ -175,7 +175,7 @@ impl Source {
     }
 }
 
-/// The requested name, or all tags, or all names by digest.
+/// The names to export: the requested name, else all tags, else all names with a digest.
 fn exported_names(requested: &str, names: &[String]) -> Vec<String> {
     let spelled = requested.parse::<Reference>().map(|reference| reference.canonical().to_string());
     if let Ok(name) = spelled
@@ -187,7 +187,7 @@ fn exported_names(requested: &str, names: &[String]) -> Vec<String> {
     if tags.is_empty() { by_digest } else { tags }
 }
 
-/// The outer error is from the registry, the inner error from the archive's disk.
+/// Fetches a blob into the archive. The outer error is from the registry, the inner error from the archive's disk.
 async fn write_blob(
     source: &BlobSource,
     layer: &Descriptor,

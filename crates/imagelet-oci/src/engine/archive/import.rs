@@ -39,7 +39,7 @@ impl Engine {
         self.store.check_writable()?;
         let path = request.place.path.clone();
         let place = blocking(move || without_links(&path)).await?;
-        // The policy checks the path that is opened. The path has no links that could change in between.
+        // The policy checks the same path that is opened. Without links, the path cannot change between check and open.
         let place = ArchivePlace { path: place, ..request.place.clone() };
         let archive = self.open_archive(&place).await?;
         self.check_archive(&place, archive.format).await?;
@@ -149,8 +149,8 @@ impl Engine {
     }
 }
 
-/// The documents from a root to the image for the platform. `None`: this machine's platform. As in the runtimes, a
-/// single root is accepted with any platform, unless the caller names a platform.
+/// The documents from a root to the image for `platform`. If `platform` is `None`, that is this machine's platform, but
+/// a single root is accepted with any platform, as in the runtimes.
 pub(crate) fn choose(
     blobs: &ArchiveBlobs,
     mut roots: Vec<Descriptor>,

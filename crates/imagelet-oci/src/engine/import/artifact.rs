@@ -45,14 +45,14 @@ const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 /// The files of an artifact: fetched, verified and not in the sink yet.
 pub(super) struct ArtifactFiles {
     fetches: LayerFetches,
-    /// Each key once.
+    /// One entry for each key, even if the manifest repeats a key.
     files: Vec<ArtifactFile>,
 }
 
 #[derive(Clone)]
 struct ArtifactFile {
     layer: Arc<StagedLayer>,
-    /// The tree has links to the files. `false`: the tree of a parallel import has them.
+    /// Whether this import's tree links the file. Otherwise it has a copy, because a parallel import links the file.
     is_linked: bool,
 }
 
@@ -61,7 +61,7 @@ struct ArtifactImage {
     target: PullTarget,
     artifact: Artifact,
     names: Vec<String>,
-    /// The annotations, and the labels that identify the artifact.
+    /// The labels of the image: the artifact's annotations, and the labels that identify the artifact.
     labels: BTreeMap<String, String>,
     size: u64,
 }
@@ -81,18 +81,18 @@ impl ArtifactImage {
         labels.extend(artifact.labels());
         let (by_tag, by_root) = target.reference.names_of(&root.digest);
         let by_digest = BTreeSet::from([by_root, target.reference.names_of(&chosen.digest).1]);
-        // In this order, because after a crash between two records the digest leads to the layer.
+        // Names with a digest are first: after a crash between two records, a digest leads to the layer.
         let names = by_digest.into_iter().chain(by_tag).collect();
         let size = files.values().fold(0, |sum: u64, size| sum.saturating_add(*size));
         Ok(Self { target: target.clone(), artifact, names, labels, size })
     }
 
-    /// The name by the digest of the artifact's manifest.
+    /// The image name with the digest of the artifact's manifest.
     fn proof(&self) -> String {
         self.target.reference.names_of(&self.artifact.manifest).1
     }
 
-    /// The image with this layer. Its documents depend only on the layer, the artifact and the platform.
+    /// The image whose only layer is `diff_id`. Its documents depend only on the layer, the artifact and the platform.
     fn with_layer(&self, diff_id: Digest) -> ImportedImage {
         let PullTarget { reference, platform, .. } = &self.target;
         let config = document(
@@ -124,13 +124,13 @@ impl ArtifactImage {
 }
 
 impl ArtifactFiles {
-    /// The sink has links to the files. As spares, the files would keep the space of a removed artifact.
+    /// Removes the files' spare records: the sink links the files, so spares would keep a removed artifact's space.
     pub(super) async fn forget_after_crash(&self) -> Result<(), RuntimeError> {
         let files = self.files.clone();
         blocking(move || files.iter().try_for_each(|file| file.layer.forget_after_crash())).await
     }
 
-    /// The identity of the tree. A file's key is the digest of its blob and path.
+    /// The diff-id of the tree. The `diff_id` of a file's record is the file's key: the digest of its blob and path.
     fn tree_id(&self) -> Result<Digest, RuntimeError> {
         let mut list = vec!["artifact tree 1".to_owned()];
         for file in &self.files {
@@ -178,7 +178,7 @@ impl EngineImporter {
                 }
             }
         }
-        // The lease keeps the spares that this import takes.
+        // The lease protects the spares that this import takes from a sweep.
         let _lease = self.engine.store.lease(keys);
         let files = self.fetch_artifact(&resolved, keys, &tenant, progress).await.map_err(fetch)?;
         failpoint!("import.artifact-whole");
@@ -217,7 +217,7 @@ impl EngineImporter {
         Ok(ArtifactFiles { fetches, files: files.into_values().map(file).collect() })
     }
 
-    /// Passes the tree of an artifact to the sink. Returns the views that receive the write errors of its files.
+    /// Passes the tree of an artifact to the sink. Returns the views that receive the write errors of the files.
     pub(super) async fn bring_artifact(
         &self,
         described: &Described,
@@ -252,7 +252,7 @@ impl EngineImporter {
     }
 }
 
-/// A layer whose tree has all files of the artifact. The layer is no spare, because the files are spares.
+/// A layer whose tree has all files of the artifact. The layer is no spare, because its files already are spares.
 fn linked_tree(
     store: &Arc<Store>,
     files: &[ArtifactFile],
@@ -267,14 +267,14 @@ fn linked_tree(
             let mut files = FileLinks { is_linked: *is_linked, copies: HashMap::new() };
             files.link_all(&layer.staged_tree(), &root, &mut folders)?;
         }
-        // At the end, because each new entry changes the time of its folder.
+        // The times of folders are set at the end, because each new entry changes the time of its folder.
         folders.iter().try_for_each(|folder| fs::File::open(root.join(folder))?.set_modified(SystemTime::UNIX_EPOCH))
     });
     linked.map_err(|error| storage_error("could not put the artifact's files into one folder".to_owned(), error))?;
     let record = LayerRecord {
         diff_id: layer.diff_id.clone(),
         entries: 0,
-        // The linked layers count the bytes.
+        // The layers of the linked files count the bytes.
         disk_bytes: 0,
         allocated: DiskUsage::default(),
         root_opaque: false,
@@ -288,14 +288,14 @@ fn linked_tree(
 
 /// Puts the files of one blob into a tree.
 struct FileLinks {
-    /// The tree has links to the staged files. `false`: it has copies.
+    /// Whether the tree gets links to the staged files; otherwise it gets copies.
     is_linked: bool,
     /// The last copy of a file with several names, by inode.
     copies: HashMap<u64, PathBuf>,
 }
 
 impl FileLinks {
-    /// Puts all files below `from` to the same paths below `to`, and adds new folders to `folders`.
+    /// Links or copies all files below `from` to the same paths below `to`, and adds new folders to `folders`.
     fn link_all(&mut self, from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Result<()> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(folder) = waiting.pop() {
@@ -316,7 +316,7 @@ impl FileLinks {
         Ok(())
     }
 
-    /// An archive may use up the maximum number of links of a file. Further names then lead to a copy.
+    /// Links or copies a file. A file may reach its maximum number of links; further names then lead to a copy.
     fn link(&mut self, file: &fs::DirEntry, target: &Path) -> io::Result<()> {
         let (path, metadata) = (file.path(), file.metadata()?);
         let copy = self.copies.get(&metadata.ino());

@@ -19,22 +19,22 @@ use crate::{engine::layer_single_flight::LayerSingleFlight, store::SyncView};
 pub(crate) struct LayerTurns {
     /// The running fetches. A fetched layer belongs to one import until the sink has it.
     pub(crate) fetching: LayerSingleFlight<Infallible>,
-    /// One entry per wanted layer. The import that passes the layer to the sink has the lock.
+    /// A lock for each layer that imports want. The import that passes the layer to the sink holds the lock.
     wanted: Mutex<HashMap<Digest, Arc<tokio::sync::Mutex<()>>>>,
-    /// Unsynced layers that the sink has, with the imports that will sync them and the views that receive their errors.
+    /// The unsynced layers of the sink, with the imports that will sync them and the views that receive the errors.
     unsynced: Mutex<UnsyncedViews>,
 }
 
 type UnsyncedViews = HashMap<Digest, Vec<(Arc<()>, Arc<SyncView>)>>;
 
-/// The layers that an import has not synced. The drop removes them.
+/// The layers that an import has passed to the sink and has not synced. The drop removes them from the list.
 pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,
     import: Arc<()>,
 }
 
 impl LayerTurns {
-    /// The turn, and whether another import may have added the layer since this import checked.
+    /// Waits for the turn. Returns also whether another import may have added the layer since this import checked.
     pub(crate) async fn turn(&self, chain: &Digest) -> (OwnedMutexGuard<()>, bool) {
         let wanted = {
             let mut turns = locked(&self.wanted);
@@ -47,7 +47,7 @@ impl LayerTurns {
         }
     }
 
-    /// The views of a layer that the sink has, if the layer's imports have not synced it.
+    /// The views of a layer that the sink has and that the layer's imports have not synced yet.
     pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
         locked(&self.unsynced).get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
     }
@@ -58,7 +58,7 @@ impl LayerTurns {
 }
 
 impl UnsyncedLayers<'_> {
-    /// Adds a layer that the sink has; this view will sync its files.
+    /// Adds a layer that the sink has, and whose files `view` will sync.
     pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
         let mut unsynced = locked(&self.turns.unsynced);
         unsynced.entry(chain.clone()).or_default().push((Arc::clone(&self.import), Arc::clone(view)));

@@ -3,8 +3,8 @@
 //! All layers run concurrently. The steps of a layer: wait for another import's fetch, check whether another import has
 //! added the layer, take a spare or fetch and unpack it, pass it to the sink. At most `layers_in_flight` layers are
 //! fetched at a time. The waits before and after the fetch do not count, because two imports could otherwise block each
-//! other. A layer with implicit folders is passed on only when the sink has all layers below it. Until then its tree is
-//! unchanged, so it can be a spare if the import fails.
+//! other. A layer with implicit folders is passed on only when the sink has all layers below it. Until then, its tree
+//! is unchanged, so the layer can be a spare if the import fails.
 
 mod artifact;
 pub(super) mod layer_turns;
@@ -51,7 +51,7 @@ use crate::{
 };
 
 const SPARES_PERIOD: Duration = Duration::from_mins(5);
-/// Maximum number of attempts of an import. An attempt ends if the runtime removes the layers below.
+/// Maximum number of attempts of an import. An attempt ends if the runtime removes the layers on which it builds.
 const BEGINS_MAX: usize = 2;
 
 /// Pulls images into a runtime's own stores without the runtime's help.
@@ -72,7 +72,7 @@ struct Described {
     image: Arc<ImportedImage>,
     chains: Vec<Digest>,
     tenant: Arc<Tenant>,
-    /// The files of an artifact. `None`: the image is no artifact, or the sink should have it.
+    /// The files of an artifact; `None` for an image, or for an artifact that the sink should already have.
     files: Option<ArtifactFiles>,
 }
 
@@ -96,8 +96,8 @@ struct Attempt<'a> {
 }
 
 impl Engine {
-    /// Returns this engine as an importer. It fetches and unpacks below its root; the layers end in the sink. Must be
-    /// called within a tokio runtime.
+    /// Returns this engine as an importer. The importer fetches and unpacks below the engine's root, and passes the
+    /// layers to the sink. Must be called within a tokio runtime.
     pub fn importer(self: &Arc<Self>, sink: Arc<dyn LayerSink>) -> Arc<EngineImporter> {
         Arc::new(EngineImporter { engine: Arc::clone(self), sink, _trimming: self.trim_spares() })
     }
@@ -121,9 +121,9 @@ impl Engine {
 }
 
 impl EngineImporter {
-    /// Fetches an image or an artifact and imports it. Returns when the runtime lists it and it is durable. Dropping
-    /// the future cancels the import; its resources in the runtime are released in the background. Boxed, so that a pull
-    /// is compiled in this crate alone, for speed.
+    /// Fetches an image or an artifact and imports it. Returns when the runtime lists the durable image. Dropping the
+    /// future cancels the import; the import's resources in the runtime are released in the background. The future is
+    /// boxed, so that a pull is compiled in this crate alone, for speed.
     pub fn import<'a>(
         &'a self,
         request: &'a PullRequest,
@@ -168,7 +168,7 @@ impl EngineImporter {
         })
     }
 
-    /// The hosts that an import of an image may contact, without its registry.
+    /// The hosts, other than the image's registry, that an import of the image may contact.
     pub async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost> {
         self.engine.registry.other_hosts(image).await
     }
@@ -201,7 +201,7 @@ impl EngineImporter {
         let import = self.sink.begin(Arc::clone(&described.image)).await.map_err(handover)?;
         failpoint!("import.begun");
         let imported = async {
-            // Dropped after the sync: until then other imports may build on these layers.
+            // Dropped after the sync: until then, other imports that build on these layers must sync them, too.
             let unsynced = self.engine.turns.unsynced();
             let views = self.bring(described, &import, &unsynced, progress).await?;
             progress(PullEvent::Committing);
@@ -226,7 +226,7 @@ impl EngineImporter {
         imported
     }
 
-    /// Passes the layers that the sink lacks to it. Returns the views that receive the write errors of all layers.
+    /// Passes the missing layers to the sink. Returns the views that receive the write errors of all layers.
     async fn bring(
         &self,
         described: &Described,
@@ -238,7 +238,7 @@ impl EngineImporter {
         let (engine, layers) = (&*self.engine, &image.layers);
         let present = import.present().min(layers.len());
         let whole = present == layers.len();
-        // All blobs of an artifact are in one layer.
+        // An artifact's blobs are all in one layer, so all are present if that layer is.
         let reported = if whole { &resolved.manifest.layers[..] } else { &resolved.manifest.layers[..present] };
         for layer in reported {
             report_present(progress, &layer.digest);
@@ -253,7 +253,7 @@ impl EngineImporter {
             None => {}
         }
         let diff_ids: Vec<Digest> = layers[present..].iter().map(|layer| layer.diff_id.clone()).collect();
-        // The lease keeps the spares that this import takes.
+        // The lease protects the spares that this import takes from a sweep.
         let _lease = engine.store.lease(&diff_ids);
         let has_spare = |index: &usize| {
             engine.has_spare(&SpareWanted { diff_id: &layers[*index].diff_id, repository: None, end: LayerEnd::Sink })
@@ -273,7 +273,7 @@ impl EngineImporter {
             taken: watch::Sender::new((0..layers.len()).map(|index| index < present).collect()),
             unsynced,
         };
-        // A failing layer ends all others at once, because the layers above wait for it.
+        // A failed layer ends the work on all layers at once, because the layers above wait for it.
         let brings = fetch_order(layers, present).into_iter().map(|index| attempt.bring(index));
         let brings = brings.collect::<FuturesUnordered<_>>().try_collect::<Vec<_>>();
         let brought = engine.with_space((&fetches.reservation, &fetches.resumption), progress, Ended::from, brings);
@@ -304,7 +304,7 @@ impl Attempt<'_> {
         }
         let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
         let tree = StagedTree { folder, implicit, blob };
-        // Before the sink takes the layer, because other imports may build on it from then on.
+        // The view is added first, because other imports may build on the layer as soon as the sink has it.
         let view = Arc::clone(layer.view());
         self.unsynced.add(chain, &view);
         match self.import.take(index, tree).await.map_err(handover)? {
@@ -325,13 +325,13 @@ impl Attempt<'_> {
         self.engine.turns.views(&self.described.chains[index])
     }
 
-    /// The layer, from a spare or a fetch. `None`: the sink has the layer.
+    /// The layer from a spare or a fetch; `None` if the sink already has the layer.
     async fn fetched(&self, index: usize) -> Result<Option<(StagedLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
         let job = (&resolved.manifest.layers[index], &image.layers[index].diff_id, chain);
         let job = engine.layer_job(self.fetches, resolved, job, LayerEnd::Sink);
-        // The first check is needed only if another import builds on the layer.
+        // The first check is needed only if another import has passed the layer to the sink.
         let may_be_present = AtomicBool::new(!engine.turns.views(chain).is_empty());
         let present = async |_| {
             let looks = may_be_present.swap(true, Ordering::Relaxed);
@@ -355,8 +355,8 @@ fn handover(error: RuntimeError) -> Ended {
     Ended::Failed(ImportStage::Handover.failed(error))
 }
 
-/// The largest layer is first, because it determines the duration of an import. The others follow from the bottom,
-/// because a sink adds a layer on top of the layers below it.
+/// The largest layer is first, because it determines the duration of an import. The other layers follow from the
+/// bottom, because a sink adds a layer on top of the layers below it.
 fn fetch_order(layers: &[ImportedLayer], present: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (present..layers.len()).collect();
     let largest = order.iter().copied().max_by_key(|index| (layers[*index].size, Reverse(*index)));

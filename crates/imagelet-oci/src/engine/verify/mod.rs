@@ -79,7 +79,8 @@ impl Engine {
     }
 }
 
-/// Checks all content except the layers, and marks damage. A failed mark is logged, and applies only to this process.
+/// Checks all content except the layers, and marks damage. An unwritten mark is logged, and applies only to this
+/// process.
 fn report(
     store: &Store,
     targets: Vec<StoredImage>,
@@ -132,7 +133,7 @@ fn stopped(what: &str, error: io::Error) -> RuntimeError {
     storage_error(format!("could not check `{what}`"), error)
 }
 
-/// Reports the progress of all checks.
+/// Returns the function that reports the progress of all checks, and that cancels them.
 fn watch(total: u64, progress: VerifyProgress, cancelled: Arc<AtomicBool>) -> Arc<Watch> {
     let (read, reported) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {

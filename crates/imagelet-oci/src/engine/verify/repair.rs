@@ -18,7 +18,7 @@ use crate::{
 };
 
 impl Engine {
-    /// Does not fetch undamaged layers and documents. Does nothing if the image is undamaged by now.
+    /// Fetches only the damaged layers and documents of an image. Does nothing if the image is no longer damaged.
     pub(in crate::engine) async fn repaired(
         &self,
         id: &ImageId,

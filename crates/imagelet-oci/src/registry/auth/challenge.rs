@@ -38,8 +38,9 @@ impl Challenge {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Adds a parameter. Of a repeated name, the first value counts. `false`: the text is no parameter, there are too
-    /// many, or a second `realm` or `service` differs. These two decide where a credential is sent.
+    /// Adds a parameter, and returns whether it is valid. Of a repeated name, the first value counts. A parameter is
+    /// invalid if it is malformed, if there are too many, or if a second `realm` or `service` differs: these two decide
+    /// where a credential is sent.
     fn add(&mut self, text: &str) -> bool {
         let parts = PARAMETER.captures(text);
         let Some((name, value)) = parts.and_then(|parts| Some((parts[1].to_ascii_lowercase(), value(&parts[2])?)))
@@ -57,7 +58,8 @@ impl Challenge {
     }
 }
 
-/// A quoted or plain value. Some registries send a plain value with spaces; a word with `=` may be another parameter.
+/// Reads a quoted or plain value. Some registries send a plain value with spaces. A later word with `=` is rejected,
+/// because it may be another parameter.
 fn value(text: &str) -> Option<String> {
     if text.starts_with('"') {
         return Some(ESCAPED.replace_all(&QUOTED.captures(text)?[1], "$1").into_owned());
@@ -66,8 +68,8 @@ fn value(text: &str) -> Option<String> {
     (!text.is_empty() && !text.contains('"') && is_one).then(|| text.to_owned())
 }
 
-/// The challenges of all headers. A malformed challenge is skipped. `Basic` is never malformed: its parameters are
-/// unused. Fails if the headers are too long, or have too many challenges or only malformed ones.
+/// The challenges of all headers. A malformed `Bearer` challenge is skipped; the parameters of other schemes are not
+/// used. Fails if the headers are too long, have too many challenges, or are malformed and have no supported challenge.
 pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {
@@ -75,7 +77,7 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     }
     let (mut found, mut is_broken) = (Vec::new(), false);
     for text in values().map(|value| String::from_utf8_lossy(value.as_bytes())) {
-        // The `bool`: all parameters of the challenge are valid.
+        // Each challenge of the header, and whether all its parameters are valid.
         let mut of_header: Vec<(Challenge, bool)> = Vec::new();
         let (mut is_quoted, mut is_escaped) = (false, false);
         let items = text.split(|letter| {

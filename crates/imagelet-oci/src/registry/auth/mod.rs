@@ -35,7 +35,7 @@ const CLIENT_ID: &str = "imagelet";
 const QUERY: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
 impl PullSession {
-    /// Obtains a grant after a 401. `shown`: the number of the rejected grant.
+    /// Obtains a grant (an `Authorization` header) after a 401. `shown` is the number of the rejected grant.
     pub(super) async fn authenticate(
         &self,
         host: &SessionHost,
@@ -43,10 +43,10 @@ impl PullSession {
         shown: Option<u64>,
     ) -> Result<(), Failure> {
         let place = host.host.origin.authority();
-        // Requests of a pull that are rejected at the same time share one new grant.
+        // The lock lets parallel requests of a pull share one new grant.
         let _renewal = host.renewal.lock().await;
         if host.grant().map(|grant| grant.number) != shown {
-            return Ok(()); // Another request of this pull was quicker.
+            return Ok(()); // Another request of this pull has obtained a new grant.
         }
         let credential = host.credential.as_ref().map(|credential| &credential.kind);
         if matches!(credential, Some(CredentialKind::RegistryToken(_))) {
@@ -91,14 +91,14 @@ impl PullSession {
         let place = target.origin.authority();
         let credential = host.credential.as_ref().filter(|_| may_see(&target.origin, &host.host.origin));
         if host.credential.is_some() && credential.is_none() {
-            // The token is requested without the credential: public content needs none.
+            // The token is requested without the credential, because public content needs none.
             host.withheld.get_or_init(|| target.origin.clone());
         }
         let service = challenge.parameter("service");
         let (request, as_form) = token_requests(&target, service, credential, host)?;
-        // One slot for both requests. The wait for the slot, which depends on other pulls, is not part of the deadline.
+        // Both token requests use one slot. The wait for the slot, which depends on other pulls, has no deadline.
         let _slot = self.shared.transport.slots.acquire(&target.origin, &Urgency::is_next()).await;
-        // One deadline for both requests and the body, so that a token request fails over as early as other requests.
+        // Both token requests and the body have one deadline, so that the next host is tried in time.
         let timeout = self.shared.transport.header_timeout;
         let is_own = target.origin == host.host.origin;
         let of_service = |failure: Failure| if is_own { failure } else { failure.of(Party::TokenService) };
@@ -122,7 +122,7 @@ impl PullSession {
         Ok(token)
     }
 
-    /// `None`: the service does not support the method.
+    /// Sends one token request. Returns `None` if the service does not support the method.
     async fn exchange_token(
         &self,
         host: &SessionHost,
@@ -178,7 +178,7 @@ fn unusable(place: &str, what: &str) -> Failure {
     denied(format!("token service `{place}` {what}")).with_fault(fault).into()
 }
 
-/// The token request. For a password, also the same request as a form, for services that support only `POST`.
+/// The token request. With a password, there is a second request with a form, for services that support only `POST`.
 fn token_requests(
     target: &Target,
     service: Option<&str>,

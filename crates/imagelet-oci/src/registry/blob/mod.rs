@@ -34,13 +34,13 @@ use crate::{
     store::DocumentBytes,
 };
 
-/// After this many bytes without a break, the failures are reset.
+/// After this many bytes without a break, the recorded failures of the hosts are reset.
 const REFILL_BYTES: u64 = 1 << 20;
 /// A host that sent wrong bytes of a blob this often is not asked for the blob again.
 const WRONG_MAX: u32 = 2;
 /// The second request for the bytes of a slow connection receives at most this many bytes again.
 const TWICE_MAX: u64 = 1 << 20;
-/// For an answer that does not match the request: another answer may match.
+/// The retry after an answer that does not match the request, because the next answer may match.
 const AGAIN: Retry = Retry::Again { times: 2 };
 
 impl PullSession {
@@ -50,7 +50,7 @@ impl PullSession {
         self.parse(&document, Bytes::clone).await
     }
 
-    /// Fetches a small blob, and verifies size and digest. A host with wrong content is retried once, after all others.
+    /// Fetches and verifies a small blob. A host with wrong content is retried once, after all other hosts.
     pub(crate) async fn fetch_document_blob(
         &self,
         descriptor: &Descriptor,
@@ -166,7 +166,7 @@ impl BlobSource {
     }
 
     /// The host for a second request from `offset` on, because `slow` is too slow: another healthy host, else the same
-    /// host. `None`: no host is suitable. A host that ignores ranges may send at most [`TWICE_MAX`] bytes again.
+    /// host. `None` if no host is suitable. A host that ignores ranges may repeat at most [`TWICE_MAX`] bytes.
     fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
         let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
         let (usable, whole_only) = {
@@ -182,8 +182,8 @@ impl BlobSource {
         others.chain([slow]).find(suits)
     }
 
-    /// Records and logs the hosts that sent a wrong blob. After a digest mismatch, a host is tried once more, after all
-    /// others. After another error, a mirror is not used again for the blob. `false`: another fetch cannot help.
+    /// Records and logs the hosts that sent a wrong blob. After a digest mismatch, a host is tried once more, as the
+    /// last host. After another error, a mirror is not used again for the blob. Returns whether another fetch may help.
     pub(crate) fn distrust_senders(&self, error: &RuntimeError) -> bool {
         let mut notes = locked(&self.notes);
         let served = std::mem::take(&mut notes.served);
@@ -270,27 +270,27 @@ struct Sender {
     body: BodyReader,
     host: usize,
     place: String,
-    /// The body comes from the target of the host's redirect.
+    /// Whether the body comes from the target of the host's redirect.
     is_redirected: bool,
     began: Instant,
-    /// Bytes to skip at the start of the body: the request was for the whole blob.
+    /// Bytes to skip at the start of the body, if the request was for the whole blob.
     skip: u64,
-    /// At least one byte has arrived.
+    /// Whether at least one byte has arrived.
     is_counted: bool,
 }
 
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
-    /// `None`: no request was sent yet, or the body broke off.
+    /// The current answer. `None` before the first request, and after the body broke off.
     sender: Option<Sender>,
     reached: u64,
-    /// Larger than the requested end if the host ignores ranges.
+    /// The offset where the body ends. It is larger than the requested end if the host ignores ranges.
     end: u64,
     unbroken: u64,
     attempts: Option<Attempts>,
     meter: Arc<WindowMeter>,
-    /// The next bytes are read when the ticket is due.
+    /// The bandwidth ticket of the last bytes. The next bytes are read when the ticket is due.
     ticket: ByteTicket,
     urgency: Arc<Urgency>,
 }
@@ -298,14 +298,15 @@ pub(crate) struct BlobStream {
 impl BlobStream {
     /// Waits for the response head. Fails if all hosts fail.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
-        // Even an empty blob is requested from a registry: the registry may not have it.
+        // Even an empty blob is requested from a registry, because the registry may not have it.
         let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
         let is_empty = self.reached == self.end && is_here;
         if self.sender.is_some() || is_empty { Ok(()) } else { self.open().await }
     }
 
     /// The next bytes; `None` at the end of the span. A body that breaks off continues from its next byte, if possible
-    /// at the next host, with bounded retries. Time between calls is not silence. Dropping the future loses no bytes.
+    /// at the next host, with bounded retries. The time between two calls does not count as a wait for the network.
+    /// Dropping the future loses no bytes.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(sender) = &mut self.sender else {
@@ -341,7 +342,7 @@ impl BlobStream {
         }
     }
 
-    /// The new bytes of a chunk. `None`: all its bytes were read before.
+    /// Counts a chunk, and returns its new bytes. `None` if all its bytes were read before.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
         let Some(sender) = &mut self.sender else { return Ok(None) };
         let session = &self.source.session;
@@ -373,7 +374,7 @@ impl BlobStream {
         Ok(Some(chunk))
     }
 
-    /// Records a body that ended early. `problem`: `None` if the body ended without an error.
+    /// Records a body that ended early. `problem` is `None` if the body ended without an error.
     fn broken(&mut self, sender: &Sender, problem: Option<ReadError>) {
         self.unbroken = 0;
         let Descriptor { digest, size, .. } = &self.source.descriptor;
@@ -388,7 +389,7 @@ impl BlobStream {
         if is_silent {
             session.record_failure(attempts, sender.host, failure, sender.began);
         } else {
-            // A broken connection says little about the host: other requests to it continue.
+            // A broken connection says little about the host, so the shared health of the host does not change.
             tracing::debug!(host = sender.place, error = failure.error.chain(), "a blob broke off");
             session.hosts[sender.host].count_failure(failure.error.fault().class);
             attempts.failed(sender.host, failure, Instant::now());
@@ -417,7 +418,7 @@ impl BlobStream {
         Ok(())
     }
 
-    /// Opens the stream at one host, without another attempt.
+    /// Opens the stream at one host with a single attempt. Returns whether the attempt succeeded.
     async fn open_at(&mut self, host: usize) -> bool {
         let source = self.source.clone();
         let (query, began) = (source.query(&self.urgency), Instant::now());
@@ -462,7 +463,7 @@ fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     }
 }
 
-/// The end of the body, if the head promises exactly the span. At offset 0, the whole blob is accepted, too.
+/// The offset where the body ends. The head must promise exactly the span, or the whole blob if the span starts at 0.
 fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let Range { start, end } = *span;

@@ -106,7 +106,7 @@ impl Race {
     }
 }
 
-/// Reads until the stream has an undelivered byte. `None`: the stream failed, or sent too many delivered bytes.
+/// Reads until the stream has an undelivered byte. `None` if the stream failed, or sent too many delivered bytes.
 async fn race(mut stream: BlobStream, from: u64, delivered: Arc<AtomicU64>) -> Option<(Bytes, BlobStream)> {
     loop {
         let bytes = stream.next().await.ok()??;

@@ -1,5 +1,5 @@
 //! Reads one blob over as many connections as its reader can use, and delivers it in order. Each byte is requested
-//! once, except the rest of a connection that is far slower than the others.
+//! once, except the rest of a connection that is far slower than the other connections.
 
 #[cfg(test)]
 mod tests;
@@ -52,11 +52,11 @@ pub(crate) struct RangedStream {
     started: Instant,
     meter: Arc<Meter>,
     head: BlobStream,
-    /// The current part. After the bytes that are read ahead, the stream of the part becomes the head.
+    /// The part that is delivered now. After its read-ahead bytes are delivered, its stream becomes `head`.
     turned: Option<Part>,
     ahead: VecDeque<Part>,
     planned: u64,
-    /// The host answered the first request, for a part, with the whole blob.
+    /// Whether the host answered the first request, which was for a part, with the whole blob.
     is_whole: bool,
     /// The offset of the next byte.
     delivered: u64,
@@ -67,7 +67,7 @@ pub(crate) struct RangedStream {
 struct Meter {
     received: AtomicU64,
     answered: AtomicUsize,
-    /// The shortest time to an answer, in nanoseconds. Other times include waits for a connection or a token.
+    /// The shortest time to an answer, in nanoseconds. Longer times may include waits for a connection or a token.
     answer: AtomicU64,
 }
 
@@ -159,8 +159,8 @@ impl RangedStream {
         }
     }
 
-    /// The next bytes of the current connection, or of the rival that overtakes it. `None`: the connection is at its
-    /// end, or the part has no more bytes in memory.
+    /// The next bytes of the current connection, or of the rival that overtakes it. `None` if the connection is at its
+    /// end, or if the part has no more bytes in memory.
     async fn step(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         let Self { source, head, turned, race, meter, delivered, .. } = self;
         let part = turned.as_ref();
@@ -239,7 +239,7 @@ impl RangedStream {
     fn plan(&mut self) -> Range<u64> {
         let start = self.planned;
         let (size, range) = (self.source.size(), self.pace.next_range());
-        // A short rest gets no separate request.
+        // A short rest of the blob is added to this range, because a request for it is not worth its time.
         self.planned = if size - start < range + PART / 2 { size } else { start + range };
         start..self.planned
     }
@@ -306,7 +306,7 @@ impl Reader {
             let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
             let room = tokio::select! {
                 room = Arc::clone(&self.room).acquire_many_owned(length) => room.ok(),
-                // The part's turn has come: the reader takes the bytes directly.
+                // The part's turn has come, so the reader takes the bytes without a permit.
                 () = &mut turned => None,
             };
             let is_due = room.is_none();

@@ -1,15 +1,15 @@
 //! Decides the number of connections of one blob; does no I/O.
 //!
-//! While the next stage waits for bytes, connections are added one at a time, as long as each raises the rate. When the
-//! stage no longer waits, a connection is removed.
+//! While the next stage of the pipeline waits for bytes, connections are added one at a time, as long as each raises
+//! the rate. When that stage no longer waits, a connection is removed.
 
 use std::time::Duration;
 
 pub(crate) const RANGED_MIN: u64 = 16 << 20;
-/// The first range of a larger blob. It is short, so that the rate is measured early.
+/// The first range of a blob of [`RANGED_MIN`] or more. It is short, so that the rate is measured early.
 pub(crate) const RANGE_FIRST: u64 = 4 << 20;
 const RANGE_GROWTH: u64 = 4;
-/// Maximum range of a single connection. A host that becomes slow is used until its range ends.
+/// Maximum range of a single connection. It is limited, because a host that becomes slow is used until its range ends.
 const RANGE_MAX: u64 = 32 << 20;
 pub(crate) const PART: u64 = 2 << 20;
 /// The next range is requested when at least this many bytes of the current range are left, to hide the round trip.
@@ -20,7 +20,7 @@ const CONNECTIONS_MAX: usize = 8;
 const WINDOW: Duration = Duration::from_millis(50);
 const WINDOW_BYTES: u64 = 128 << 10;
 const WINDOW_MAX: Duration = Duration::from_secs(1);
-/// Above this share of waiting time, the network is the bottleneck.
+/// If the reader waits for more than this share of the time, the network is the bottleneck.
 const READER_WAIT_HIGH: f64 = 0.25;
 const READER_WAIT_LOW: f64 = 0.05;
 /// A new connection must reach this share of its expected gain, which is `1 / (n - 1)` of the rate for `n` connections.
@@ -40,7 +40,7 @@ pub(crate) struct TransferSample {
 #[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) connections: usize,
-    /// Bytes a second of the last window.
+    /// The bytes per second of the last window.
     rate: u64,
     range: u64,
     mark: Option<TransferSample>,

@@ -12,7 +12,7 @@ use crate::registry::locked;
 /// A window ends after this waiting time, or after [`WINDOW_BYTES`].
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_BYTES: u64 = 1 << 20;
-/// The minimum waiting time of a rate: bytes that arrive before the wait have no rate.
+/// The minimum waiting time in a rate. Otherwise bytes that arrive without a wait have an infinite rate.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 const RATES_MAX: usize = 16;
 /// With fewer rates there is no usual rate.
@@ -35,7 +35,7 @@ impl Window {
     }
 }
 
-/// Whether a connection that still has to deliver `left` bytes gets a rival. `usual`: bytes per second.
+/// Whether a connection that still has to deliver `left` bytes gets a rival. `usual` is in bytes per second.
 pub(super) fn is_straggler(window: Window, left: u64, usual: Option<f64>) -> bool {
     let Some(usual) = usual.filter(|_| window.waited >= WINDOW) else { return false };
     let rate = window.rate();
@@ -56,7 +56,7 @@ impl ConnectionRates {
         rates.push_back(window.rate());
     }
 
-    /// The median.
+    /// The usual rate: the median. `None` if there are too few rates.
     pub(crate) fn usual(&self) -> Option<f64> {
         let rates = locked(&self.0);
         let mut sorted: Vec<f64> = rates.iter().copied().collect();
@@ -80,7 +80,7 @@ struct Metered {
 }
 
 impl WindowMeter {
-    /// An attempt at a host (an index in the session's list) starts.
+    /// Records that an attempt at a host (an index in the session's list) starts.
     pub(super) fn attempts(&self, host: usize) {
         locked(&self.0).host = host;
     }

@@ -21,15 +21,15 @@ use crate::registry::path_check::steps::record;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
-    /// `None`: plain HTTP.
+    /// The TLS settings of the host, or `None` for plain HTTP.
     pub(crate) tls: Option<Arc<ClientConfig>>,
     pub(crate) dial_timeout: Duration,
     pub(crate) tls_timeout: Duration,
-    /// `None`: connections are direct.
+    /// The proxy, or `None` for direct connections.
     pub(crate) proxy: Option<Arc<Proxy>>,
     /// The TLS settings of an `https://` proxy.
     pub(crate) proxy_tls: Option<Arc<ClientConfig>>,
-    /// The wait for a permit is short: the request has a slot, so a connection is free or will soon be closed.
+    /// Limits connections to a host. The wait for a permit is short, because each request has a slot at the host.
     pub(crate) permits: Arc<HostPermits>,
 }
 
@@ -107,7 +107,7 @@ impl Connector {
         let stream = stream.map_err(|_| ConnectError::TlsLate(self.tls_timeout))?.map_err(ConnectError::Tls)?;
         let version = stream.get_ref().1.protocol_version();
         record(Stage::Tls, began, &host, version.map_or_else(String::new, |it| format!("{it:?}")));
-        // Before TLS 1.3, the server checks the client certificate during the handshake.
+        // Only TLS 1.3 leaves the check undecided: older servers check the client certificate during the handshake.
         let mut connection = RegistryConnection::over(stream);
         connection.undecided = request.filter(|_| version == Some(ProtocolVersion::TLSv1_3));
         Ok(connection)

@@ -79,7 +79,7 @@ fn interleaved(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     order
 }
 
-/// Attempts start [`ATTEMPT_DELAY`] apart, or earlier if an attempt fails. Returns the first success.
+/// Tries all addresses. Attempts start [`ATTEMPT_DELAY`] apart, or earlier if one fails. Returns the first success.
 async fn race<T, F: Future<Output = io::Result<T>>>(
     addresses: Vec<SocketAddr>,
     connect: impl Fn(SocketAddr) -> F,

@@ -129,7 +129,7 @@ fn io_class(error: &io::Error) -> Option<ErrorClass> {
     })
 }
 
-/// The TLS problem, and the hint for its correction.
+/// The TLS problem in words, and the hint for its correction. `None` if no correction is known.
 fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,
@@ -198,7 +198,7 @@ fn certificate_problem(problem: &CertificateError, host: &str) -> (String, Strin
             (format!("is not valid yet, only from {}", date(not_before)), clock)
         }
         (NotValidForNameContext { presented, .. }, _) if !presented.is_empty() => {
-            // The verifier writes `DnsName("example.com")`.
+            // The verifier writes a name as `DnsName("example.com")`.
             let shown = |name: &String| format!("`{}`", printable(name.split('"').nth(1).unwrap_or(name)));
             let mut names: Vec<_> = presented.iter().take(NAMES_MAX).map(shown).collect();
             names.extend((presented.len() > NAMES_MAX).then(|| "…".to_owned()));

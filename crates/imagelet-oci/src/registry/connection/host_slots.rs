@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::origin::Origin;
 use crate::registry::locked;
 
-/// From this number on, hosts without a request are removed.
+/// From this number of hosts on, hosts without a request are removed.
 const HOSTS_MAX: usize = 1024;
 
 #[derive(Debug)]
@@ -38,7 +38,7 @@ impl HostPermits {
     fn of(&self, origin: &Origin) -> Arc<Semaphore> {
         let mut hosts = locked(&self.hosts);
         if hosts.len() >= HOSTS_MAX {
-            // Each permit, and each wait for a permit, has a reference to the semaphore.
+            // Each permit, and each wait for a permit, has a reference to the semaphore of its host.
             hosts.retain(|_, permits| Arc::strong_count(permits) > 1);
         }
         let permits = hosts.entry((origin.host().to_owned(), origin.port));
@@ -77,7 +77,7 @@ impl HostSlots {
     }
 }
 
-/// Whether the reader needs the bytes of a request next. If a request reads ahead, [`Urgency::raise`] wakes it.
+/// Whether the reader needs the bytes of a request next, or later. [`Urgency::raise`] changes this to next.
 pub(crate) struct Urgency {
     is_next: CancellationToken,
     /// Called when the request gets its slot.

@@ -64,7 +64,7 @@ impl Error for HttpError {
     }
 }
 
-/// A hyper error without a cause explains the failure. A hyper error with a cause only says where hyper noticed it.
+/// Whether the error is of hyper. If it has a cause, only the cause explains the failure.
 fn is_layer(error: &(dyn Error + 'static)) -> bool {
     error.is::<ClientError>() || error.is::<hyper::Error>()
 }

@@ -76,7 +76,7 @@ impl Origin {
         address(&self.host).is_some_and(|address| address.is_loopback())
     }
 
-    /// Whether the host is a literal address of this machine or a private network.
+    /// Whether the host is a literal address of this machine or of a private network.
     pub(crate) fn is_internal(&self) -> bool {
         address(&self.host).is_some_and(|address| {
             INTERNAL.iter().any(|network| network.parse::<IpNet>().expect("a network").contains(&address))
@@ -84,8 +84,8 @@ impl Origin {
     }
 }
 
-/// Whether `from` may direct requests to `to`, by the token service of a challenge or by a redirect. From an external
-/// host to an internal origin, this needs an entry in the registry's configuration.
+/// Whether `from` may direct requests to `to`, by a redirect or by naming its token service. An external host may name
+/// an internal origin only if `listed`, from the registry's configuration, contains the origin.
 pub(crate) fn may_send_on(from: &Origin, to: &Origin, listed: &[Origin]) -> bool {
     !to.is_internal() || from.is_internal() || listed.contains(to)
 }
@@ -197,7 +197,7 @@ fn without_dots(path_and_query: &str) -> String {
             other => kept.push(other),
         }
     }
-    // A path that ends with `.` or `..` is a directory.
+    // A path that ends with `.` or `..` is a directory, so it keeps a final slash.
     if path.ends_with("/.") || path.ends_with("/..") {
         kept.push("");
     }

@@ -20,7 +20,7 @@ use crate::registry::{
 
 #[derive(Debug)]
 pub(crate) struct Reception {
-    /// The longest time without a byte; `None`: only the limit of each connection applies.
+    /// The longest time without a byte over all connections. `None` if only each connection has a limit.
     silence_max: Option<Duration>,
     silence: SharedClock,
 }
@@ -81,7 +81,7 @@ tokio::task_local! {
     static OF_ATTEMPT: Arc<HeadWait>;
 }
 
-/// The response head that an attempt waits for. During the wait, the request decides when the head is late.
+/// The response head that an attempt waits for. The code that runs the attempts decides when the head is late.
 #[derive(Debug, Default)]
 pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
 
@@ -90,7 +90,7 @@ pub(crate) struct AwaitedHead {
     /// Host and port of the server.
     pub(crate) place: String,
     pub(crate) stage: Stage,
-    /// The server is the target of a redirect.
+    /// Whether the server is the target of a redirect.
     pub(crate) is_redirected: bool,
     pub(crate) since: Instant,
 }
@@ -106,7 +106,7 @@ impl HeadWait {
     }
 }
 
-/// Sets the head that the current attempt waits for. `false`: no request watches the attempt.
+/// Sets the head that the current attempt waits for. Returns whether a [`HeadWait`] watches the attempt.
 pub(crate) fn awaits(head: Option<AwaitedHead>) -> bool {
     OF_ATTEMPT.try_with(|wait| *locked(&wait.0) = head).is_ok()
 }

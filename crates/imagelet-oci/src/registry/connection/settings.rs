@@ -7,19 +7,19 @@ use super::proxy::Proxy;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct ConnectionSettings {
     pub(crate) tls: TlsSettings,
-    /// `None`: the deadline of the registry client.
+    /// The deadline for a TCP connection. `None` for the deadline of the registry client.
     pub(crate) dial_timeout: Option<Duration>,
-    /// The host's proxy, which overrides the proxy rules and the variables. In the key of a client: the chosen proxy.
+    /// The host's proxy, which overrides proxy rules and variables. In a client's key, it is the chosen proxy.
     pub(crate) proxy: Option<Arc<Proxy>>,
-    /// A loopback host without a configured scheme: it speaks plain HTTP or TLS.
+    /// Whether the host is a loopback host without a configured scheme, which may speak plain HTTP or TLS.
     pub(crate) may_be_tls: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct TlsSettings {
-    /// Added to the system's authorities, in PEM.
+    /// Certificate authorities in PEM, in addition to the system's authorities.
     pub(crate) authorities: Vec<Arc<[u8]>>,
-    /// A server gets the first identity that it may accept.
+    /// Client certificates. A server receives the first certificate that it may accept.
     pub(crate) identities: Vec<Identity>,
     pub(crate) skip_verify: bool,
 }
@@ -38,18 +38,18 @@ impl fmt::Debug for Identity {
 }
 
 impl ConnectionSettings {
-    /// For a loopback host over TLS. Without TLS settings, the certificate is not verified.
+    /// The settings for TLS to a loopback host. Without configured TLS settings, its certificate is not verified.
     pub(crate) fn for_loopback_tls(mut self) -> Self {
         self.tls.skip_verify |= self.tls == TlsSettings::default();
         self
     }
 
-    /// For another origin: the TLS settings of the host, without its client certificates and its proxy.
+    /// The settings for another origin: the host's TLS settings, without its client certificates and its proxy.
     pub(crate) fn for_other_origin(self) -> Self {
         Self { proxy: None, ..self.without_identities() }
     }
 
-    /// Client certificates are credentials of their host.
+    /// Removes the client certificates, because they are credentials of their host.
     pub(crate) fn without_identities(mut self) -> Self {
         self.tls.identities.clear();
         self

@@ -24,9 +24,10 @@ impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 /// A connection to a registry, or to its proxy.
 pub(crate) struct RegistryConnection {
     stream: Box<dyn Stream>,
-    /// The server requested a client certificate and has sent no data yet. An end of the stream is then a rejection.
+    /// The server's request for a client certificate, until the server sends data. If the stream ends before, the
+    /// server has rejected the client.
     pub(super) undecided: Option<CertificateRequest>,
-    /// A proxy receives the requests, in absolute form.
+    /// Whether a proxy receives the requests, in absolute form.
     pub(super) is_forwarded: bool,
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
@@ -44,7 +45,7 @@ impl RegistryConnection {
         Self { stream: Box::new(stream), undecided: None, is_forwarded: false, permit: None }
     }
 
-    /// The rejection behind a failed write: the server's alert, if the alert has arrived.
+    /// The reason of a failed write: the server's alert if it has arrived, else a rejection of the client certificate.
     fn refusal_of_write(&mut self, context: &mut Context<'_>, error: io::Error) -> io::Error {
         let Some(request) = self.undecided else { return error };
         let mut byte = [0];

@@ -38,7 +38,7 @@ const REDIRECTS_MAX: usize = 10;
 /// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// If a request watches the wait for a head, the wait ends after this many deadlines. Other attempts run meanwhile.
+/// If a `HeadWait` watches the wait for a head, the wait lasts this many deadlines: other attempts run in parallel.
 const LATE_HEADS: u32 = 4;
 
 #[derive(Debug)]
@@ -49,7 +49,7 @@ pub(crate) struct Transport {
     pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
     /// Loopback registries without configuration that answered in plain HTTP.
     pub(crate) loopback_plain: Mutex<BTreeSet<String>>,
-    /// The redirects from HTTPS to plain HTTP with a warning in the log.
+    /// The redirects from HTTPS to plain HTTP for which a warning was logged.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
@@ -64,11 +64,11 @@ pub(crate) struct Request {
     pub(crate) bound: HeaderMap,
     pub(crate) open: HeaderMap,
     pub(crate) kind: RequestKind,
-    /// `Some`: redirects to other origins are followed, without credentials. A redirect of an external host to an
-    /// internal origin is followed only if the list contains the origin.
+    /// With a list, redirects to other origins are followed, without credentials; without a list, they are an error. A
+    /// redirect of an external host to an internal origin is followed only if the list contains the origin.
     pub(crate) redirects: Option<Arc<[Origin]>>,
     pub(crate) stage: Stage,
-    /// `None`: the caller already has a slot for the target's origin.
+    /// How soon the request needs a slot. `None` if the caller already has a slot for the target's origin.
     pub(crate) urgency: Option<Arc<Urgency>>,
 }
 
@@ -86,7 +86,7 @@ pub(crate) struct Response {
     pub(crate) headers: HeaderMap,
     pub(crate) body: ResponseBody,
     pub(crate) target: Target,
-    /// The request was redirected to another origin.
+    /// Whether the request was redirected to another origin.
     pub(crate) redirected: bool,
 }
 
@@ -112,7 +112,7 @@ impl Request {
         }
     }
 
-    /// After a redirect to another origin, the `bound` headers are not sent.
+    /// The HTTP request to `target`. After a redirect to another origin, it has no `bound` headers.
     fn http(&self, target: &Target, is_redirected: bool) -> Result<http::Request<Full<Bytes>>, http::Error> {
         let mut headers = self.open.clone();
         if !is_redirected {
@@ -163,7 +163,7 @@ impl Transport {
                 return Err(refuse("is not followed here").into());
             }
             let is_downgrade = target.origin.is_https && !next.origin.is_https;
-            // A blob is verified by its digest, and the redirected request has no `bound` headers.
+            // Only a blob may come over plain HTTP: its digest is verified, and no `bound` headers are sent.
             if is_downgrade && stage != Stage::Blob {
                 return Err(refuse("is not encrypted").into());
             }
@@ -184,7 +184,7 @@ impl Transport {
         Err(refused(&request.target, stage, &format!("redirects more than {REDIRECTS_MAX} times")).into())
     }
 
-    /// Sends one request. As containerd does, tries TLS if a loopback host answers plain HTTP with 400 or not in HTTP.
+    /// Sends one request. As in containerd, a loopback host that answers with 400 or not in HTTP is tried over TLS.
     async fn exchange(
         &self,
         request: &Request,
@@ -241,8 +241,9 @@ impl Transport {
         }
     }
 
-    /// The deadline for the head starts when the connection is made; the connector has separate deadlines. If a request
-    /// watches the wait, the request decides when the head is late.
+    /// Sends one request over one connection. The deadline for the head starts when the connection is made; the
+    /// connector has separate deadlines. If a `HeadWait` watches the wait, the code that runs the attempts decides when
+    /// the head is late.
     async fn exchange_once(
         &self,
         mut request: http::Request<Full<Bytes>>,
@@ -284,7 +285,7 @@ impl Transport {
         let response = response.map_err(|error| {
             let error = unreachable(&place, stage, error);
             let retry = match error.hint() {
-                // The server may have closed the connection for another reason.
+                // The server may have closed the connection for a reason other than the certificate.
                 Some(_) if is_unexplained(&error) => Retry::Again { times: 1 },
                 // A failure with a hint needs a correction first.
                 Some(_) => Retry::Never,
@@ -305,7 +306,7 @@ impl Transport {
         BodyReader { body, limit: self.progress_timeout, reception: Arc::clone(reception) }
     }
 
-    /// Reads at most `limit` bytes of a body. `true`: the body is longer.
+    /// Reads at most `limit` bytes of a body. Returns whether the body is longer.
     pub(crate) async fn read(
         &self,
         body: ResponseBody,

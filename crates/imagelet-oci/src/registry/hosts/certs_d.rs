@@ -39,7 +39,7 @@ const CAPABILITIES: [&str; 4] = ["pull", "resolve", "push", "referrers"];
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
 /// Maximum number of directories that a check reads.
 const DIRECTORIES_MAX: usize = 1000;
-/// Maximum number of client certificates: each costs a signature check when it is read.
+/// Maximum number of client certificates. Each costs a signature check when it is read.
 const IDENTITIES_MAX: usize = 32;
 
 /// The hosts of a registry, if this tree has a directory for the registry.
@@ -155,7 +155,7 @@ fn with_settings(host: Host, settings: Settings, directory: &Path) -> Result<Hos
     let tls = tls_settings(directory, &authorities, &identities, settings.skip_verify)?;
     // As in containerd, zero means the default.
     let dial_timeout = settings.dial_timeout.filter(|limit| *limit > GoDuration::default()).map(GoDuration::to_std);
-    // The message does not repeat the URL: it may contain a password.
+    // The message does not repeat the URL, which may contain a password.
     let proxy = settings.proxy.filter(|url| !url.is_empty()).map(|url| Proxy::parse_strict(&url, None).map(Arc::new));
     let proxy = proxy.transpose().map_err(|problem| format!("`proxy`: {problem}"))?;
     let connection = ConnectionSettings { tls, dial_timeout, proxy, ..host.connection };
@@ -179,7 +179,7 @@ fn client_paths(client: OneOrMany<OneOrMany<String>>) -> Result<Vec<(String, Str
     entries.into_iter().map(pair).collect()
 }
 
-/// Errors do not repeat values, because headers may contain secrets.
+/// Reads the headers for a host. Errors do not repeat values, because headers may contain secrets.
 fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, String> {
     let mut headers = HeaderMap::new();
     for (name, values) in settings {

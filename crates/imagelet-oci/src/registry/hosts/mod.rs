@@ -44,9 +44,9 @@ const WARNINGS_MAX: usize = 16;
 pub(crate) struct Host {
     pub(crate) origin: Origin,
     pub(crate) path: HostPath,
-    /// The host is a mirror or another location: it receives no credential of the registry.
+    /// Whether the host is a mirror or another location. Then it does not receive the registry's credential.
     pub(crate) is_mirror: bool,
-    /// Requests name the registry in the query `ns`, because the mirror may serve several registries.
+    /// Whether requests name the registry in the query `ns`, because a mirror may serve several registries.
     pub(crate) names_registry: bool,
     pub(crate) capabilities: Capabilities,
     pub(crate) connection: ConnectionSettings,
@@ -59,7 +59,7 @@ pub(crate) struct Host {
 pub(crate) struct HostPath {
     /// The path before the repository: `/v2` unless overridden, without a final slash.
     pub(crate) base: String,
-    /// The repository's name at this host, if it differs from the image's.
+    /// The repository's name at this host, if it differs from the name in the image's reference.
     pub(crate) repository: Option<String>,
 }
 
@@ -106,7 +106,7 @@ impl Host {
         format!("{prefix}{}", self.path.repository.as_deref().unwrap_or_else(|| reference.path()))
     }
 
-    /// The host's name, and the keys for the image's repository at this host in a docker configuration.
+    /// The host's name, and the keys that a docker configuration may have for the image's repository at this host.
     fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
         let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
         let with_port = format!("{}:{}", self.origin.host(), self.origin.port);
@@ -117,7 +117,7 @@ impl Host {
     }
 }
 
-/// The hosts other than the image's registry, each once, with all its repositories.
+/// The hosts other than the image's registry. Each occurs once, with all repositories that it has for the image.
 pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<RegistryHost> {
     let own = Host::own(reference.domain()).ok();
     let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
@@ -132,7 +132,7 @@ pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<Registry
     others.into_iter().map(named).collect()
 }
 
-/// Reads a URL. Without a scheme, the URL is HTTPS, or HTTP for a loopback host at a port that `is_plain`.
+/// Reads a URL. Without a scheme, the URL is HTTPS, or HTTP for a loopback host at a port for which `is_plain` holds.
 pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Target, String> {
     if url.contains("://") {
         return Target::parse(url);
@@ -142,7 +142,7 @@ pub(crate) fn target_at(url: &str, is_plain: impl Fn(u16) -> bool) -> Result<Tar
     if is_plain { Ok(plain) } else { Target::parse(&format!("https://{url}")) }
 }
 
-/// The hosts for an image in order, the registry last. The first source that knows the registry decides. Reads files.
+/// Reads the hosts for an image, from the first source that knows its registry. The registry itself is the last host.
 pub(crate) fn load(sources: &[PathBuf], reference: &Reference) -> Result<ConfiguredHosts, RuntimeError> {
     let registry = reference.domain();
     let mut warnings = Vec::new();
@@ -192,7 +192,7 @@ fn kind_of(source: &Path) -> SourceKind {
     }
 }
 
-/// Reads all files of all sources. Returns keys and values without effect, and unusable files. Skips absent sources.
+/// Reads all files of all sources. Returns messages about keys and values without effect, and about unusable files.
 pub fn check_registry_files(sources: &[PathBuf]) -> Vec<String> {
     let mut found = Vec::new();
     let is_there = |source: &&PathBuf| {
@@ -221,8 +221,8 @@ pub(crate) fn of_text(text: &str, extension: &str, reference: &Reference) -> Res
     }
 }
 
-/// Reads a configured file, and checks its permissions and its folder's: both decide which host receives credentials.
-/// Warnings are added to `found`, and logged once per process, because each pull reads the files again.
+/// Reads a file of the configuration. The file and its folder must have safe permissions, because the file decides
+/// which host receives credentials. Warnings go to `found`, and to the log only once, because each pull reads the file.
 fn read_file<T>(
     path: &Path,
     found: &mut Vec<String>,
@@ -237,12 +237,12 @@ fn read_file<T>(
     parsed.map_err(|problem| complaint(path, &problem))
 }
 
-/// Adds a warning for each unknown key. Returns an error with its key.
+/// Deserializes a file, and adds a warning for each unknown key. An error has the key at which it occurred.
 fn deserialize<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     deserializer: D,
     warnings: &mut Vec<String>,
 ) -> Result<T, (String, D::Error)> {
-    // The path also has a step `?` for each `Option`.
+    // The path has a step `?` for each `Option`, which is no part of the key.
     let key =
         |path: String| shown(&path.split('.').filter(|step| !matches!(*step, "?" | "")).collect::<Vec<_>>().join("."));
     let mut unread = |path: serde_ignored::Path<'_>| {
@@ -260,7 +260,7 @@ fn parse_toml<'de, T: Deserialize<'de>>(text: &'de str, warnings: &mut Vec<Strin
     })
 }
 
-/// The TLS settings of the files in a folder; an identity is a certificate and its key.
+/// Reads TLS settings from files. `authorities` and `identities` (certificate and key) are paths below `folder`.
 fn tls_settings(
     folder: &Path,
     authorities: &[String],

@@ -15,7 +15,7 @@ use crate::{manifest::printable, registry::connection::Target};
 
 const HOSTS_MAX: usize = 32;
 const DROP_INS_MAX: usize = 64;
-/// Maximum number of all entries in the folder, including other files.
+/// Maximum number of entries in the folder of drop-ins, including files that are no drop-ins.
 const ENTRIES_MAX: usize = 4096;
 /// Keys for short names, and keys for other tools. They have no effect on a pull.
 const WITHOUT_EFFECT: [&str; 5] = [
@@ -65,12 +65,12 @@ enum PullFrom {
     TagOnly,
 }
 
-/// As in containers/image, a final slash has no meaning.
+/// Reads a location or a prefix. As in containers/image, its final slash has no meaning.
 fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
     String::deserialize(deserializer).map(|text| text.trim_end_matches('/').to_owned())
 }
 
-/// The hosts of an image, if the file or a drop-in has a prefix of its name.
+/// The hosts of an image, if the file or a drop-in has an entry with a prefix of its name.
 pub(super) fn load(
     file: &Path,
     reference: &Reference,
@@ -132,8 +132,8 @@ fn drop_ins(file: &Path) -> Result<Vec<PathBuf>, RuntimeError> {
     Ok(paths)
 }
 
-/// The entry with the longest prefix of a name, its file, and the rest of the name. An entry replaces the entries with
-/// the same prefix in earlier files. Of different prefixes with the same length, the first is chosen.
+/// The entry with the longest prefix of a name, its file, and the name after the prefix. An entry replaces the entries
+/// with the same prefix in earlier files. Of different prefixes with the same length, the first is chosen.
 fn choose<'a, K>(files: &'a [(K, File)], name: &'a str) -> Option<(&'a K, &'a Registry, &'a str)> {
     let mut known: Vec<(&K, &Registry)> = Vec::new();
     for (key, file) in files {
@@ -167,8 +167,8 @@ impl File {
 }
 
 impl Registry {
-    /// `rest`: the image's name after the prefix. A blocked registry keeps its mirrors, as for a disconnected cluster
-    /// that must not ask the registry. A mirror is blocked by the entry for its own name.
+    /// The hosts of an image. `rest` is its name after the prefix. The mirrors of a blocked registry are used, so that
+    /// a disconnected cluster can block the registry itself. A mirror is blocked by the entry for its name.
     fn hosts(&self, rest: &str, reference: &Reference, is_blocked: impl Fn(&str) -> bool) -> Result<Vec<Host>, String> {
         // A host other than the registry in the name is a mirror, even if it is the `location`.
         let registry = Host::own(reference.domain()).map_err(|problem| printable(&problem))?.origin;
@@ -220,8 +220,8 @@ impl Registry {
         if self.prefix.is_empty() { &self.location } else { &self.prefix }
     }
 
-    /// The rest of a name after the prefix. It starts with a slash, or with a colon if the prefix has no port. The
-    /// prefix `*.example.com` matches each subdomain.
+    /// The rest of a name after the prefix. The rest starts with a slash, or with a colon if the prefix has no port.
+    /// The prefix `*.example.com` matches each subdomain.
     fn matched<'a>(&self, name: &'a str) -> Option<&'a str> {
         let prefix = self.prefix();
         let rest = match prefix.strip_prefix('*') {
@@ -236,7 +236,7 @@ impl Registry {
     }
 }
 
-/// `insecure`: TLS with any certificate, then plain HTTP, as in containers/image.
+/// The hosts of a location. With `insecure`, they use TLS with any certificate, then plain HTTP.
 fn hosts_at(location: &str, rest: &str, insecure: bool) -> Result<Vec<Host>, String> {
     let bad = |problem: &str| format!("location `{}`: {problem}", shown(location));
     if location.contains("://") || location.contains('@') {

@@ -108,7 +108,7 @@ struct Tls {
     insecure_skip_verify: bool,
 }
 
-/// As [`nullable`], also for each value of the mapping.
+/// Reads a mapping. `null` is the default, both for the mapping and for each of its values.
 fn all_nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
@@ -117,7 +117,7 @@ fn all_nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
 }
 
 impl File {
-    /// The error names the key and the line, but no value.
+    /// Parses the file. An error has the key and the line, but no value, because a value may be a secret.
     pub(super) fn parse(text: &str, warnings: &mut Vec<String>) -> Result<Self, String> {
         let options = serde_saphyr::options! { budget: serde_saphyr::budget! { max_nodes: NODES_MAX } };
         let mut place = String::new();
@@ -150,7 +150,7 @@ impl File {
         Ok(read)
     }
 
-    /// `None`: the file has no entry for the registry, and no wildcard for all registries.
+    /// The hosts of an image. `None` if the file has neither an entry for its registry nor a wildcard.
     pub(super) fn hosts(&self, reference: &Reference, folder: &Path) -> Result<Option<Vec<Host>>, String> {
         let own = Host::own(reference.domain())?;
         let mirror = self.mirrors.get(reference.domain()).or_else(|| self.mirrors.get(WILDCARD));
@@ -201,7 +201,7 @@ impl File {
     }
 }
 
-/// As with `override_path`, an endpoint with a path is complete: `/v2` is not added.
+/// Reads an endpoint. As with `override_path`, a path in it is complete: `/v2` is added only if there is no path.
 fn host_at(endpoint: &str) -> Result<Host, String> {
     let target = target_at(endpoint, |port| !matches!(port, 80 | 443))?;
     let path = target.path().trim_end_matches('/');
@@ -210,7 +210,7 @@ fn host_at(endpoint: &str) -> Result<Host, String> {
     Ok(Host::new(origin, base_path))
 }
 
-/// The repository after the first expression that changes the name. `None`: no expression changes the name.
+/// The repository after the first `rewrite` expression that changes it. `None` if no expression changes it.
 fn renamed(rewrites: &IndexMap<String, String>, reference: &Reference) -> Result<Option<String>, String> {
     if rewrites.len() > REWRITES_MAX {
         return Err(format!("it has more than {REWRITES_MAX} expressions"));

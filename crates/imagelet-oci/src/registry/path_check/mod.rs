@@ -28,14 +28,14 @@ pub struct PathReport {
     pub is_served: bool,
 }
 
-/// The hosts that a pull of an image may ask, without its registry.
+/// The hosts that a pull of an image may ask, except the image's registry.
 pub async fn registry_hosts(config: &RegistryConfig, reference: &Reference) -> Vec<RegistryHost> {
     Registry::for_check(config.clone()).other_hosts(reference).await
 }
 
 /// Requests an image as a pull does, from each of its hosts in turn: the manifest, the configuration, the first byte of
-/// each layer. Nothing is retried or stored. Unusable settings are reported as a failed step. The default `platform` is
-/// this machine's; then an image without an index may be for another platform.
+/// each layer. Nothing is retried or stored. Unusable settings are reported as a failed step. If `platform` is `None`,
+/// it is this machine's. Then an image without an index may be for another platform.
 pub async fn check_path(
     config: RegistryConfig,
     reference: &Reference,
@@ -95,7 +95,7 @@ impl Walk<'_> {
         self.found.is_served |= served.is_some();
     }
 
-    /// `None`: a step failed and was reported.
+    /// Checks the configuration and the layers at one host. Returns `None` after it has reported a failed step.
     async fn check_content(
         &mut self,
         session: &PullSession,
@@ -120,7 +120,7 @@ impl Walk<'_> {
         Some(())
     }
 
-    /// Runs one request. Reports its connections, and its failure.
+    /// Runs one request, and reports its connections. Returns its result and time, or `None` after a reported failure.
     async fn timed<T>(&mut self, request: impl Future<Output = Result<T, RuntimeError>>) -> Option<(T, Duration)> {
         let began = Instant::now();
         let (outcome, steps) = recording(request).await;
@@ -147,7 +147,7 @@ impl Walk<'_> {
     }
 }
 
-/// Whether the host sends a first byte of a layer. `false`: the layer is empty.
+/// Requests the first byte of a layer. Returns `false` if the layer is empty.
 async fn first_byte(session: &PullSession, layer: &Descriptor) -> Result<bool, RuntimeError> {
     if layer.size == 0 {
         return Ok(false);

@@ -17,7 +17,7 @@ pub struct PathStep {
     pub host: String,
     pub detail: String,
     pub took: Duration,
-    /// Why the step failed. `None`: it succeeded.
+    /// Why the step failed, or `None` if it succeeded.
     pub error: Option<RuntimeError>,
 }
 
@@ -30,7 +30,7 @@ pub(crate) async fn recording<F: Future>(future: F) -> (F::Output, Vec<PathStep>
     STEPS.scope(RefCell::default(), recorded).await
 }
 
-/// Records a stage that began at `began` and succeeds now. Without [`recording`], it does nothing.
+/// Records a stage that began at `began` and succeeds now. Outside of [`recording`], it does nothing.
 pub(crate) fn record(stage: Stage, began: Instant, host: &dyn Display, detail: String) {
     let step = PathStep { name: stage.name(), host: host.to_string(), detail, took: began.elapsed(), error: None };
     let _ = STEPS.try_with(|steps| steps.borrow_mut().push(step));

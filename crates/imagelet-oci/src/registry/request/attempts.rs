@@ -1,7 +1,7 @@
 //! Runs the attempts of one request. The next host is asked if a host fails, or in parallel if its answer is late.
 //!
-//! A registry that fetches on demand sends the head late. So an attempt continues after its turn, while the next host
-//! is asked. The first answer is used.
+//! A registry that fetches on demand sends the response head late. So its attempt continues while the next host is
+//! asked. The first answer is used.
 
 #[cfg(test)]
 mod tests;
@@ -20,9 +20,9 @@ use crate::registry::{
     pull_session::PullSession,
 };
 
-/// After this wait for a head, the next host is asked in parallel.
+/// After this wait for a response head, the next host is asked in parallel.
 const TURN_MAX: Duration = Duration::from_secs(10);
-/// A wait for a head is reported after this time.
+/// A wait for a response head is reported after this time.
 const REPORTED_WAIT_MIN: Duration = Duration::from_secs(2);
 
 /// An attempt at one host.
@@ -37,15 +37,15 @@ struct Run<'a, T> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Turn {
-    /// Other hosts wait for this attempt.
+    /// No other host is asked during this attempt.
     Own,
-    /// The head is late: other hosts are asked in parallel.
+    /// The response head is late, so other hosts are asked in parallel.
     Shared,
-    /// The head is too late, and the attempt counts as failed. It may still answer first.
+    /// The response head is too late, so the attempt counts as failed. Its answer may still arrive first.
     Over,
 }
 
-/// What the wait for a head triggers next.
+/// What a long wait for a response head triggers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Report,
@@ -70,7 +70,7 @@ impl<'a, T: 'a> Run<'a, T> {
         Self { host, began, head, attempt, turn: Turn::Own, report: None }
     }
 
-    /// The next consequence of the wait for a head, and its time.
+    /// What the wait for the response head triggers next, and when.
     fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
         let since = self.head.awaited()?.since;
         let report = self.report.is_none().then_some((REPORTED_WAIT_MIN, Due::Report));
@@ -92,7 +92,7 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
                 return Poll::Ready(Event::Ended(runs.swap_remove(index), outcome));
             }
         }
-        // The runs are polled first, because a run may have sent a request or received a head.
+        // The deadlines are read after the poll, in which a run may have sent a request or received a response head.
         let dues = runs.iter().enumerate().filter_map(|(index, run)| Some((index, run.due(head_max)?)));
         let Some((index, (at, due))) = dues.min_by_key(|(_, (at, _))| *at) else { return Poll::Pending };
         alarm.as_mut().reset(at);
@@ -103,7 +103,7 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
 
 impl PullSession {
     /// Tries the hosts in turn until one succeeds, none is left, or the retry budget of the pull is spent. The caller
-    /// reports the success of a host when the content is complete.
+    /// records the success of the host when the content is complete.
     pub(crate) async fn first_success<'a, T: 'a>(
         &'a self,
         attempts: &mut Attempts,
@@ -131,7 +131,7 @@ impl PullSession {
                     tokio::select! {
                         biased;
                         event = next_event(&mut runs, head_max) => event,
-                        // Meanwhile, another request may have changed the state of the hosts.
+                        // Another request may have changed the state of the hosts during the pause.
                         () = self.pause(next) => continue,
                     }
                 }
@@ -164,7 +164,7 @@ impl PullSession {
         EventPair::begin(Arc::new(move |event| session.report(event)), head(true), head(false))
     }
 
-    /// `None` while an attempt is in its own turn. While a head is late, a failed host is not asked again.
+    /// The next host to ask. `None` while an attempt has its own turn. While a head is late, no failed host is asked.
     fn next_attempt<T>(&self, attempts: &Attempts, runs: &[Run<'_, T>]) -> Option<Next> {
         if runs.iter().any(|run| run.turn == Turn::Own) {
             return None;
@@ -179,7 +179,7 @@ impl PullSession {
         attempts.next(Instant::now(), |host| Standing { is_asked: is_asked(host), ..self.standing(host) })
     }
 
-    /// The head is too late. Of a host's late attempts, only the first continues, because its answer is the nearest.
+    /// Ends the turn of an attempt whose head is too late. Of a host's late attempts, only the first continues.
     fn end_turn<T>(&self, attempts: &mut Attempts, runs: &mut Vec<Run<'_, T>>, index: usize, head_max: Duration) {
         let run = &mut runs[index];
         let (host, began) = (run.host, run.began);
@@ -193,7 +193,7 @@ impl PullSession {
         }
     }
 
-    /// Records the failure of hosts whose head was late when another host answered.
+    /// Records the failure of hosts whose response head was still late when another host answered.
     fn overtaken<T>(&self, attempts: &mut Attempts, runs: &[Run<'_, T>]) {
         for run in runs.iter().filter(|run| run.turn == Turn::Shared) {
             if let Some(head) = run.head.awaited() {

@@ -18,8 +18,8 @@ pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// A view of a file system. It receives each write error since its opening, once.
 ///
-/// The kernel reports an error only to descriptors that were opened before the error. So work opens its view before its
-/// first write. A failed view stays failed, because a second sync would succeed.
+/// The kernel reports an error only to descriptors that were opened before the error. So a pull opens its view before
+/// its first write. After a failed sync, all later syncs of the view fail, because the kernel reports an error once.
 pub(crate) struct SyncView {
     root: File,
     failed: AtomicBool,
@@ -43,7 +43,7 @@ impl SyncView {
         synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 
-    /// Syncs through each view once.
+    /// Syncs each view once, even if the view occurs several times.
     pub(crate) fn sync_all<'a>(views: impl IntoIterator<Item = &'a Arc<Self>>) -> io::Result<()> {
         let mut done: Vec<&Arc<Self>> = Vec::new();
         for view in views {
@@ -56,7 +56,7 @@ impl SyncView {
     }
 }
 
-/// Removes a folder or a file that may be missing.
+/// Removes a folder or file; succeeds if it is missing.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

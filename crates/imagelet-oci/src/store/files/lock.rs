@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use super::root::Place;
 use crate::store::could_not;
 
-/// An advisory lock, which the kernel releases at the end of the process. The file's time is the owner's last progress.
+/// An advisory lock, which the kernel releases when the process ends. Its file's mtime is the owner's last progress.
 #[derive(Debug)]
 pub(crate) struct Lock(File);
 
@@ -41,7 +41,7 @@ impl Lock {
 
     /// Records that a pull received bytes. Processes that wait for the store then continue to wait.
     pub(crate) fn record_progress(&self) {
-        // After a failure, the other processes only stop waiting earlier.
+        // If this fails, the waiting processes only give up earlier.
         let _ = self.0.set_modified(SystemTime::now());
     }
 }
@@ -50,24 +50,24 @@ impl Drop for Lock {
     /// Releases the lock explicitly. A child process has a copy of the descriptor until exec, so a close may not
     /// release the lock; see flock(2).
     fn drop(&mut self) {
-        // After a failure, the lock ends with the last copy of the descriptor.
+        // If this fails, the kernel releases the lock when the last copy of the descriptor is closed.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
 
-/// The last progress of a store's owner. `None`: the owner is a daemon, which does not release the store.
+/// The time of the last progress of a store's owner; `None` for a daemon, because a daemon does not release the store.
 pub(crate) fn progress_of_owner(root: &Path) -> Option<SystemTime> {
     let mut file = open_to_read(root)?;
     let modified = file.metadata().and_then(|about| about.modified()).ok()?;
     (!is_daemon(&holder(&mut file))).then_some(modified)
 }
 
-/// The command and pid of another process that owns the store in this folder. `None` for a daemon.
+/// The command and pid of another process that owns the store in this folder; `None` if that process is a daemon.
 pub fn command_of_owner(root: &Path) -> Option<String> {
     let holder = holder(&mut open_to_read(root)?);
     let (pid, _) = holder.split_once(' ').filter(|_| !is_daemon(&holder))?;
     let pid = pid.parse::<u32>().ok().filter(|pid| *pid != std::process::id())?;
-    // The file still names an owner that has ended.
+    // The file may name an owner that has already ended.
     Path::new("/proc").join(pid.to_string()).exists().then(|| process(&holder))
 }
 
@@ -99,7 +99,7 @@ impl LockWait {
         Self { wait_max, begun: now, progress: None }
     }
 
-    /// The rest of the wait; zero at its end. Progress of the owner restarts the wait.
+    /// The remaining time of the wait; zero when the wait has ended. Progress of the owner restarts the wait.
     pub(crate) fn left(&mut self, progress: Option<SystemTime>, now: Instant) -> Duration {
         if let Some(progress) = progress
             && self.progress.replace(progress).is_some_and(|before| before != progress)
@@ -134,7 +134,7 @@ const COMMANDS: [&str; 17] = [
     "export", "import", "verify",
 ];
 
-/// Only the program and the command word, because arguments may contain secrets.
+/// This process's program and command word, without its arguments, which may contain secrets.
 fn command_line() -> String {
     let mut arguments = std::env::args();
     let program = arguments.next().unwrap_or_default();

@@ -1,8 +1,8 @@
 //! Finds or creates the root folder of a store, and checks that the folder belongs only to its owner.
 //!
 //! A user that can write to the store can put any file into a container. So each step of the path is checked from the
-//! top. A folder or link must belong to root or to the user of this process. Other users must not be able to write to a
-//! folder, unless the folder is sticky. So no other user can change a checked step, or put a link into the store.
+//! top. A folder or link must belong to root or to the user of this process. A folder to which other users can write
+//! must be sticky. So no other user can change a checked step, or put a link into the store.
 
 use std::{
     ffi::OsString,
@@ -29,7 +29,7 @@ const FOLDERS: [&str; 7] = ["blobs", "images", "ingest", "layers", "mounts", "tm
 const LINKS_MAX: usize = 40;
 const WRITE_GROUP: u32 = 0o020;
 const WRITE_OTHER: u32 = 0o002;
-/// The owner of a file whose owner has no mapping in the user namespace.
+/// The user id that the kernel reports for a file whose owner has no mapping in the user namespace.
 const UNMAPPED: u32 = 65_534;
 
 #[derive(Debug)]
@@ -39,14 +39,14 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Finds the folder at a path. If the folder is missing, `make` creates it; otherwise the result is `None`.
+    /// Finds the folder at a path. If the folder is missing, creates it if `make` is true, or returns `None`.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
         let user = rustix::process::geteuid().as_raw();
         let Some(path) = walk(path, user, make)? else { return Ok(None) };
         let about = lstat(&path).map_err(could_not("open the store", &path))?;
         refuse_strange(&path, "the store", &about, user)?;
         for path in FOLDERS.map(|name| path.join(name)) {
-            // A missing folder is created later. An unreadable folder is reported when it is used.
+            // A missing folder is created later. An unreadable folder is reported when the store uses it.
             let Ok(inner) = lstat(&path) else { continue };
             refuse_elsewhere(&path, &inner, about.st_dev)?;
             refuse_strange(&path, "the folder", &inner, user)?;
@@ -79,14 +79,14 @@ fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// The path of the store without links. `None`: the path is missing, and `make` is false.
+/// Resolves all links in the path of the store. Returns `None` if the path is missing and `make` is false.
 fn walk(store: &Path, user: u32, make: bool) -> Result<Option<PathBuf>, RuntimeError> {
     let failed = could_not("open the store", store);
     let path = std::path::absolute(store).map_err(&failed)?;
     let failed = |errno: Errno| failed(errno.into());
     let (mut at, mut links, mut rest) = (PathBuf::from("/"), 0, steps(&path));
     let top = lstat(&at).map_err(failed)?;
-    // The number of names on the path after the link that is being followed.
+    // While a link is followed, the number of path names after the link; otherwise `usize::MAX`.
     let mut linked = usize::MAX;
     while let Some(name) = rest.pop() {
         if rest.len() < linked {
@@ -144,7 +144,7 @@ fn steps(path: &Path) -> Vec<OsString> {
     names.collect()
 }
 
-/// The other users that can replace a folder's content. If root is not mapped, the owner of `/` counts as root.
+/// The other users that can replace a folder's content. If root has no mapping, the owner of `/` counts as root.
 fn exposure(folder: &Stat, top: &Stat, user: u32) -> Option<Exposure> {
     let mut folder = *folder;
     if folder.st_uid == UNMAPPED && top.st_uid == UNMAPPED {
@@ -182,7 +182,7 @@ fn refuse_strange(path: &Path, what: &str, about: &Stat, user: u32) -> Result<()
     Ok(())
 }
 
-/// Rejects a folder on another file system: a rename cannot move a layer there, and a sync does not cover it.
+/// Rejects a folder on another file system: no rename can move a layer into it, and the store's sync does not cover it.
 fn refuse_elsewhere(path: &Path, about: &Stat, device: u64) -> Result<(), RuntimeError> {
     let what = match FileType::from_raw_mode(about.st_mode) {
         FileType::Symlink => "is a link",

@@ -1,4 +1,4 @@
-//! Walks a tree. Paths have one component, no link is followed, and the number of descriptors does not depend on depth.
+//! Walks a tree. Opened paths have one component, no link is followed, and the number of open descriptors is fixed.
 
 use std::{
     io,
@@ -13,7 +13,7 @@ use rustix::{
 use crate::layer_folders::DIRECTORY;
 
 /// Calls `visit` for each entry below `root`, with its path, its directory and its name. `visit` returns whether to
-/// visit the entries below. For an unreadable directory, `visit` gets the error. An error of `visit` ends the walk.
+/// walk the entry, too. For an unreadable directory, `visit` gets the error. An error of `visit` ends the walk.
 pub(crate) fn walk(
     root: OwnedFd,
     mut visit: impl FnMut(&[u8], Result<(BorrowedFd<'_>, &[u8]), Errno>) -> io::Result<bool>,

@@ -21,7 +21,7 @@ use crate::{
     unpack::DiskUsage,
 };
 
-/// The locked index. A mutable borrow invalidates the list.
+/// The locked index. A mutable borrow invalidates the cached list of images.
 pub(crate) struct Locked<'a>(pub(crate) MutexGuard<'a, Index>);
 
 impl Deref for Locked<'_> {
@@ -66,7 +66,7 @@ impl Store {
         })
     }
 
-    /// The layer graph of all images. The parts of `in_use` images, such as mounted images, stay after a removal.
+    /// The layer graph of all images. The parts of the images in `in_use`, such as mounted images, are held.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
         let index = self.index();
         let mut graph = LayerGraph { certainty: Certainty::Exact, ..LayerGraph::default() };
@@ -80,7 +80,7 @@ impl Store {
                         id: key.to_string().into(),
                         bytes: ByteSize(usage.bytes),
                         inodes: Some(usage.inodes),
-                        // A running pull uses the layer.
+                        // A layer that a running pull leases is held.
                         held: matches!(key, PartKey::Layer(layer) if index.unfinished.leases.contains_key(layer)),
                         folder: None,
                     });
@@ -92,7 +92,7 @@ impl Store {
             own.sort_unstable();
             graph.images.insert(id.clone(), own);
         }
-        // The undamaged parts of a damaged image stay for its repair.
+        // A damaged image has a place in the graph, because the store keeps its undamaged layers for a repair.
         for (id, image) in &index.damaged {
             let places = image.layers.iter().filter_map(|layer| places.get(&PartKey::Layer(layer)));
             graph.images.entry(id.clone()).or_insert_with(|| places.map(|place| number(*place)).collect());
@@ -143,7 +143,7 @@ impl Index {
     }
 }
 
-/// A part of an image that is removed as a unit.
+/// The key of a layer, of a kept blob, or of an image's own folder: each is removed as a unit.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 enum PartKey<'a> {
     Layer(&'a Digest),

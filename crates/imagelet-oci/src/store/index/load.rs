@@ -18,11 +18,11 @@ use serde::de::DeserializeOwned;
 
 use crate::store::{could_not, record::checksum};
 
-/// Larger than any file that the store writes.
+/// Maximum bytes to read from a file of the store. All files that the store writes are smaller.
 const FILE_SIZE_MAX: u64 = 256 * 1024 * 1024;
 /// Maximum number of reader threads. More threads do not speed up a disk or the page cache.
 const READERS_MAX: usize = 4;
-/// For fewer folders, the start of a thread takes longer than the reads.
+/// Minimum folders for one reader thread. The start of a thread takes longer than the reads of fewer folders.
 const FOLDERS_PER_THREAD_MIN: usize = 256;
 
 pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
@@ -52,10 +52,10 @@ pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The record of a folder, or its findings. A folder that is only marked as damaged has a valid record, too.
+/// The record in a folder, or the findings about its damage. A folder that is only marked as damaged has both.
 pub(crate) type ReadRecord<T> = Result<T, (Option<T>, Findings)>;
 
-/// Reads a record in each folder named after a digest, in parallel: a node has up to 10 000, and they delay the start.
+/// Reads the record in each folder named after a digest. The reads are parallel: a start waits for up to 10 000.
 pub(crate) fn read_folders<T: DeserializeOwned + Send>(
     place: &Path,
     file: &str,
@@ -67,7 +67,7 @@ pub(crate) fn read_folders<T: DeserializeOwned + Send>(
     let read = |digest: &Digest| {
         let folder = place.join(digest.hex());
         let read = read_record(&folder, file, |record| is_own(&folder, digest, record));
-        // A folder that vanished between listing and reading is not damaged.
+        // A folder that another process has removed after the listing does not count as damaged.
         (read.is_ok() || fs::symlink_metadata(&folder).is_ok()).then(|| (digest.clone(), read))
     };
     let read_part = |part: &[Digest]| part.iter().filter_map(read).collect::<Vec<_>>();
@@ -128,7 +128,7 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
 /// The file that marks a damaged folder. It contains the findings.
 pub(crate) const MARK: &str = "damaged";
 
-/// The findings of the mark on a folder. `None`: no mark. An unreadable mark counts as a mark.
+/// The findings in the mark on a folder; `None` if the folder has no mark. An unreadable mark counts as a mark.
 fn mark_on(folder: &Path) -> Option<Findings> {
     match fs::read(folder.join(MARK)) {
         Ok(bytes) => match checksum::open::<Findings>(&bytes) {

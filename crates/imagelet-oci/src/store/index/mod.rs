@@ -34,9 +34,9 @@ pub(crate) struct Index {
     pub(crate) names: BTreeMap<String, ImageId>,
     pub(crate) images: BTreeMap<ImageId, ImageRecord>,
     pub(crate) layers: HashMap<Digest, LayerRecord>,
-    /// The number of writes of the names. The names file with the higher number is newer.
+    /// The number of times that the names were written. Of two names files, the one with the higher number is newer.
     generation: u64,
-    /// The names on the disk are valid only for this boot.
+    /// Whether the newest names on the disk are valid only for this boot.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
     /// Damaged images that have a name. `names` has their names, too.
@@ -44,7 +44,7 @@ pub(crate) struct Index {
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) unfinished: Unfinished,
     block: u64,
-    /// The images sorted by id. `None`: the index may have changed (see [`listing::Locked`]).
+    /// The cached list of images, sorted by id; `None` if the index may have changed since (see [`listing::Locked`]).
     list: Option<Listing>,
 }
 
@@ -52,9 +52,9 @@ pub(crate) struct Index {
 #[derive(Default)]
 pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
-    /// Partial content with a writer, by file name. `Some`: the flag stops a writer whose blob is only resumable.
+    /// Partial content that has a writer, by file name. The flag stops a writer whose blob only serves a resumption.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
-    /// The partial blobs and layers that an admitted pull counts on, by file name, with the pull's number.
+    /// The number of the admitted pull that counts on a partial blob or layer, by file name.
     pub(crate) continued: HashMap<String, u64>,
     pub(crate) spares: HashMap<Digest, Spare>,
     /// The views that receive the write errors of partial layers, by file name.
@@ -64,9 +64,9 @@ pub(crate) struct Unfinished {
 #[derive(Clone, Debug)]
 pub(crate) struct DamagedImage {
     pub(crate) record: Option<ImageRecord>,
-    /// The known layers, lowest first. The undamaged layers are kept for a repair.
+    /// The known layers of the image, lowest first. The store keeps the undamaged layers for a repair.
     pub(crate) layers: Vec<Digest>,
-    /// The findings of the image's own documents. `None`: only layers are damaged.
+    /// The findings about the image's documents; `None` if only layers are damaged.
     pub(crate) documents: Option<Findings>,
 }
 
@@ -87,13 +87,13 @@ pub(crate) struct StoredImage {
 pub(crate) struct Spare {
     pub(crate) folder: PathBuf,
     pub(crate) record: LayerRecord,
-    /// Opened before the layer's first file was written, or at the start that found the layer.
+    /// A view that was opened before the layer's first write, or at the start that found the layer.
     pub(crate) view: Arc<SyncView>,
     pub(crate) since: SystemTime,
     pub(crate) origin: SpareRecord,
 }
 
-/// The content of `names.json`; with a boot, the content of `names.unsettled.json`.
+/// The content of `names.json`; if `boot` is set, the content of `names.unsettled.json`.
 #[derive(Default, Serialize, Deserialize)]
 struct NamesFile {
     version: u32,
@@ -136,8 +136,8 @@ impl StoreContents {
         Ok(Self { blobs: blobs(root), layers, images, names, names_unsettled, names_rebuilt })
     }
 
-    /// Reads a store that another process may change, until its names are the same before and after the read. The flag
-    /// is true if the names still differ after the last permitted read.
+    /// Repeats the read of a store that another process may change, until the names are the same before and after a
+    /// read. The flag is true if the names still differ after the last permitted read.
     fn read_concurrently<N: PartialEq>(
         names: impl Fn() -> N,
         read: impl Fn() -> Result<Self, RuntimeError>,
@@ -155,7 +155,7 @@ impl StoreContents {
     }
 }
 
-/// The current names files. Each write has another generation, so no two writes have equal bytes.
+/// The bytes of both names files. Each write has a new generation, so two writes always have different bytes.
 fn names_bytes(root: &Path) -> [Option<Vec<u8>>; 2] {
     ["names.json", NAMES_UNSETTLED].map(|name| fs::read(root.join(name)).ok())
 }
@@ -163,7 +163,7 @@ fn names_bytes(root: &Path) -> [Option<Vec<u8>>; 2] {
 impl Index {
     /// Reads the store. Sets a damaged names file aside and rebuilds it from the records. An image with a missing or
     /// damaged record or layer keeps its name; it is logged and hidden. So damage never prevents a start. Drops content
-    /// with the mark of another boot. Without `writable`, changes nothing, and takes no concurrent change for damage.
+    /// of another boot. If `writable` is false, only reads, and reads again while another process changes the store.
     pub(crate) fn load(root: &Path, writable: bool, boot: Option<&str>) -> Result<Self, RuntimeError> {
         let read = || StoreContents::read(root, boot, writable);
         let (found, is_torn) =
@@ -194,7 +194,7 @@ impl Index {
             if !index.is_known(&id) {
                 let read = images.remove(&id);
                 let record = read.as_ref().and_then(|read| read.as_ref().ok());
-                // Another process is adding or removing the image.
+                // If an image is incomplete in a torn read, another process is adding or removing the image.
                 let is_whole =
                     record.is_some_and(|record| record.diff_ids().all(|layer| index.layers.contains_key(layer)));
                 if is_torn && !is_whole {
@@ -206,7 +206,7 @@ impl Index {
                 }
                 index.admit(root, &id, read);
             }
-            // All names of an image share one string.
+            // All names of an image share one string for its id.
             let id = index.images.get_key_value(&id).map_or(id, |(known, _)| known.clone());
             index.names.insert(name, id);
         }
@@ -217,7 +217,7 @@ impl Index {
         Ok(index)
     }
 
-    /// The next `names.json`; with a boot, the next `names.unsettled.json`.
+    /// The bytes of the next `names.json`; if `boot` is set, of the next `names.unsettled.json`.
     pub(crate) fn names_file(&mut self, boot: Option<&str>) -> Vec<u8> {
         self.generation += 1;
         checksum::seal(&NamesFile {
@@ -236,7 +236,7 @@ impl Index {
         self.layers.values().filter(|layer| layer.unsettled.is_some()).cloned().collect()
     }
 
-    /// Drops the layers that are not durable, and the images that need them. Returns the layers.
+    /// Drops the layers that are not durable, and the images that need them. Returns the dropped layers.
     pub(crate) fn drop_unsettled(&mut self) -> Vec<LayerRecord> {
         let layers = self.unsettled_layers();
         for layer in &layers {
@@ -263,7 +263,7 @@ impl Index {
         self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
-    /// A damaged image does not resolve. It can only be pulled again.
+    /// Finds an undamaged image by a name, an id, or the beginning of an id. A damaged image must be pulled again.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         let refused = |message: String| RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
         look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| match error {
@@ -281,7 +281,7 @@ impl Index {
         self.images.contains_key(id) || self.damaged.contains_key(id)
     }
 
-    /// The layers, whole or damaged, that no pull and no image needs. A damaged image needs its layers for a repair.
+    /// The whole and damaged layers that no pull and no image needs. A damaged image needs its layers for a repair.
     pub(crate) fn unneeded_layers(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().flat_map(|image| &image.layers);
         let needed: HashSet<&Digest> = self.images.values().flat_map(ImageRecord::diff_ids).chain(damaged).collect();
@@ -291,18 +291,18 @@ impl Index {
     }
 
     pub(crate) fn image_folders(&self) -> HashSet<&str> {
-        // An id is a digest. The folder's name is its hex digits, without the algorithm.
+        // An image's id is a digest. The name of the image's folder is the digest's hex digits, without the algorithm.
         let ids = self.images.keys().chain(self.damaged.keys());
         ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
-    /// Whether a names file has the names of this process, even if its bytes differ.
+    /// Whether `file`, the content of a names file, has the names of this process. The file's other fields may differ.
     pub(crate) fn is_written_in(&self, file: &[u8]) -> bool {
-        // Before the sync, the file has the previous durable names.
+        // Until the background sync, the file has the previous durable names.
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
     }
 
-    /// Removes the images without a name. The names must be on the disk, because their write may fail.
+    /// Removes the images without a name. Runs only after the names are on the disk, because their write may fail.
     pub(crate) fn remove_unreferenced(&mut self) {
         let named: BTreeSet<&ImageId> = self.names.values().collect();
         self.images.retain(|id, _| named.contains(id));
@@ -331,13 +331,13 @@ impl<T> ImageNames for NamedImages<'_, T> {
     }
 }
 
-/// Rejects a store of a newer version in any format, because this process could damage the store.
+/// Rejects a store that a newer version has written, because this process could damage the store.
 pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     #[derive(Deserialize)]
     struct Versioned {
         version: serde_json::Number,
     }
-    // A damaged file is reported when it is read.
+    // A damaged names file is reported later, when the names are loaded.
     let Ok(Versioned { version }) = read_json(&root.join("names.json")) else { return Ok(()) };
     if version.as_u64().is_some_and(|version| version <= NAMES_VERSION.into()) {
         return Ok(());
@@ -376,7 +376,7 @@ fn load_names(
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
-/// The names of this boot, if they are newer. A damaged file counts as missing, because it was never synced.
+/// The unsynced names, if they are of this boot and newer than `generation`. A damaged file counts as missing.
 fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;

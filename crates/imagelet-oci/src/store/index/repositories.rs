@@ -25,7 +25,7 @@ impl Store {
         self.index().has_layer_of(repository, layer)
     }
 
-    /// The blobs whose layers are present, according to the image records.
+    /// Those of `blobs` whose unpacked layer is present, according to the image records.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
         let index = self.index();
         let entries = index.images.values().flat_map(|image| &image.pulled.layers);
@@ -33,7 +33,7 @@ impl Store {
         present.filter_map(|entry| entry.blob.as_ref().filter(|blob| blobs.contains(*blob))).cloned().collect()
     }
 
-    /// The recorded entries of layers, by diff-id. An entry with the descriptor's own blob takes precedence.
+    /// The image records' entries of layers, by diff-id. An entry with the descriptor's blob takes precedence.
     pub(crate) fn entries_of<'a>(
         &self,
         layers: impl Iterator<Item = (&'a Descriptor, &'a Digest)>,

@@ -4,8 +4,8 @@
 //! {"sealed":1,…the record's own fields…,"check":"sha256:HEX"}
 //! ```
 //!
-//! The digest covers every byte before `,"check"`. A record without both marks is read without a check. Two marks are
-//! needed: with one mark, damage to the mark would make a sealed record look unsealed.
+//! The digest covers every byte before `,"check"`. The marks `sealed` and `check` show that a record has a checksum.
+//! Damage to one mark leaves the other, so the record is rejected. A record with neither mark is not checked.
 
 use std::io;
 

@@ -26,7 +26,7 @@ pub(crate) fn block_size(folder: &Path) -> io::Result<u64> {
     Ok(rustix::fs::statvfs(folder)?.f_frsize.max(BLOCK))
 }
 
-/// Measures a folder. `known`: an entry of the folder, and the disk usage of that entry and everything below it.
+/// Measures a folder. `known` is an entry that is not measured, with the disk usage of it and everything below it.
 pub(super) fn measure(folder: &Path, known: Option<(&str, DiskUsage)>) -> io::Result<DiskUsage> {
     let root = open_folder(folder)?;
     let (mut usage, mut linked) = (known.map_or_else(DiskUsage::default, |(_, usage)| usage), HashSet::new());

@@ -22,7 +22,7 @@ use crate::unpack::DiskUsage;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
-    /// The digest of the index, if the pulled name was an index.
+    /// The digest of the index, if the pulled name refers to an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
     #[serde(flatten)]
@@ -71,13 +71,13 @@ pub(crate) struct LayerRecord {
     /// Disk usage of the layer's folder, including this record. Zero for a sink's layer.
     #[serde(default)]
     pub allocated: DiskUsage,
-    /// The layer hides every lower layer. Overlayfs ignores that mark on a root, so a mount omits the lower layers.
+    /// Whether the layer hides all lower layers. A mount omits them, because overlayfs ignores a root's opaque mark.
     #[serde(default)]
     pub root_opaque: bool,
-    /// The boot that wrote the layer unsynced; only that boot may use the layer. `None`: the layer is durable.
+    /// The id of the only boot that may use the layer, because the layer is not synced; `None` if the layer is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
-    /// A sink's layer stays in `tmp/` until the sink takes it.
+    /// Whether the layer is for the store or for a sink. A sink's layer stays in `tmp/` until the sink takes it.
     #[serde(default, rename = "for_sink")]
     pub end: LayerEnd,
     /// Digests of the other files in the layer's folder.
@@ -86,7 +86,7 @@ pub(crate) struct LayerRecord {
 }
 
 impl LayerRecord {
-    /// `tree`: the disk usage of the layer's files, if known.
+    /// Adds the disk usage of the layer's folder. `tree` is the disk usage of the layer's files, if it is known.
     pub(super) fn measured(self, folder: &Path, tree: Option<DiskUsage>) -> io::Result<Self> {
         let tree = tree.map(|usage| (TREE, usage));
         let allocated = usage_with(folder, tree, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
@@ -129,7 +129,7 @@ impl ImageRecord {
 /// The folder of a layer's files, in the layer's folder.
 pub(crate) const TREE: &str = "fs";
 
-/// The disk usage of a folder and a record that is not written yet.
+/// The disk usage of a folder, including a record that is not yet written into it.
 fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Serialize) -> io::Result<DiskUsage> {
     folder_usage::measure(folder, known)?.with_file(folder, checksum::seal(record).len())
 }

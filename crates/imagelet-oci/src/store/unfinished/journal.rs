@@ -38,9 +38,9 @@ pub(crate) enum StreamFormat {
 /// A position at which a blob's stream can be continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
-    /// The bytes of the blob up to this position. The last byte may belong to the next block, too.
+    /// The number of bytes of the blob up to this position. The last byte may also have bits of the next block.
     pub(crate) packed: u64,
-    /// The bytes of the archive before this position.
+    /// The number of bytes of the archive before this position.
     pub(crate) plain: u64,
     pub(crate) format: StreamFormat,
 }
@@ -49,7 +49,7 @@ pub(crate) struct Checkpoint {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum JournalRecord {
     Bytes(Vec<u8>),
-    /// The next bytes of a file.
+    /// The archive continues with the next `length` bytes of the file `path`.
     Content {
         path: Vec<u8>,
         length: u64,
@@ -84,12 +84,12 @@ impl Piece<'_> {
 
 /// Appends to a journal. A failed write ends the journal, not the pull.
 pub(crate) struct JournalWriter {
-    /// `None`: no later attempt can continue the layer.
+    /// The journal's file; `None` after a failed write, because no later attempt can then continue the layer.
     file: Option<File>,
     attempt: u32,
-    /// The start of this attempt's first chunk. The write of that chunk cuts the journal there.
+    /// The offset of this attempt's first chunk, until that chunk is written. The write truncates the journal to it.
     start: Option<u64>,
-    /// The consumed bytes of the archive, and the bytes that the journal has from earlier attempts.
+    /// The archive's consumed bytes (`position`), and those that the journal has from earlier attempts (`known`).
     position: u64,
     known: u64,
     checkpoint: Option<Checkpoint>,
@@ -110,13 +110,13 @@ impl JournalWriter {
         Ok(Self::new(file, attempt, 0))
     }
 
-    /// Continues a journal after its last checkpoint. `length`: the length of the journal up to that checkpoint.
+    /// Continues a journal after its last checkpoint. `length` is the journal's length up to that checkpoint.
     pub(super) fn resume(path: &Path, attempt: u32, (checkpoint, length): (Checkpoint, u64)) -> io::Result<Self> {
         let file = OpenOptions::new().append(true).open(path)?;
         Ok(Self { start: Some(length), ..Self::new(file, attempt, checkpoint.plain) })
     }
 
-    /// Announces the next checkpoint. The consumed bytes have not reached it yet.
+    /// Announces the next checkpoint, which the consumed bytes have not reached yet.
     pub(crate) fn announce(&mut self, checkpoint: Checkpoint) {
         if self.checkpoint.is_some_and(|reached| reached.plain == self.position) {
             let reached = self.checkpoint.take();
@@ -139,10 +139,10 @@ impl JournalWriter {
         self.add(Piece::Content(path, length));
     }
 
-    /// From now on, no later attempt can continue the layer.
+    /// Empties the journal, so that no later attempt can continue the layer.
     pub(crate) fn invalidate(&mut self) {
         if let Some(file) = self.file.take() {
-            // An empty journal has no checkpoint. If the cut fails, the archive's digest detects wrong bytes.
+            // An empty journal has no checkpoint. If this truncation fails, the archive's digest detects wrong bytes.
             let _ = file.set_len(0);
             self.has_checkpoint.store(false, Ordering::Relaxed);
         }
@@ -303,7 +303,7 @@ impl JournalReader {
         Self { file, at: 0 }
     }
 
-    /// The records of the next chunk. `None`: the end, or an incomplete chunk.
+    /// The records of the next chunk, or `None` at the end or at an incomplete chunk.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<JournalRecord>>> {
         let mut head = [0; HEAD_LENGTH];
         let Some(Head { payload, .. }) = self.read(&mut head)?.then(|| Head::parse(&head)).flatten() else {

@@ -8,7 +8,7 @@ pub(in crate::store) const PARTIAL_SUFFIX: &str = ".partial";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PartialKey {
     pub(crate) digest: Digest,
-    /// For a file of an artifact, contains the digest of the repository's name. All repositories share other content.
+    /// For a file of an artifact, contains the digest of the repository's name. Repositories share an image's layers.
     pub(in crate::store) file_name: String,
 }
 

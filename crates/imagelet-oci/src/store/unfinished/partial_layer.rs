@@ -36,7 +36,7 @@ use crate::store::{
     staging::{CONDITIONS, JOURNAL, PREVIOUS, PartialLayerGuard, Staging},
 };
 
-/// Which attempts may continue the layer.
+/// The conditions under which an attempt may continue the layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ResumeConditions {
     boot: String,
@@ -45,7 +45,7 @@ struct ResumeConditions {
     attempt: u32,
 }
 
-/// A layer that is being unpacked, and stays for the next pull.
+/// A layer that is being unpacked, whose folder stays for the next pull if this pull fails.
 pub(crate) struct PartialLayer {
     pub(crate) staging: Staging,
     pub(crate) journal: JournalWriter,
@@ -61,7 +61,7 @@ pub(crate) struct ResumedLayer {
 }
 
 impl ResumedLayer {
-    /// The first byte of the blob to fetch. In a gzip stream, one byte may have bits on both sides of the checkpoint.
+    /// The offset of the first byte to fetch. In a gzip stream, one byte may have bits on both sides of the checkpoint.
     pub(crate) fn offset(&self) -> u64 {
         match self.checkpoint.format {
             StreamFormat::Gzip => self.checkpoint.packed.saturating_sub(1),
@@ -78,8 +78,8 @@ pub(crate) struct ResumableBytes {
 }
 
 impl Store {
-    /// Starts a layer whose folder stays for the next pull, or continues the layer if `reads`. `None`: another pull
-    /// writes the layer, or the store has the first bytes of its blob. `view` was opened before the pull's first write.
+    /// Starts a layer whose folder stays for the next pull. If `reads` is true, continues an earlier pull's layer.
+    /// Returns `None` if another pull writes the layer, or a partial blob exists. `view` is older than the first write.
     pub(crate) fn stage_partial(
         self: &Arc<Self>,
         (key, size): (&PartialKey, u64),
@@ -104,11 +104,11 @@ impl Store {
         };
         let guard = PartialLayerGuard { store: Arc::clone(self), file_name, resumption: resumption.clone() };
         let conditions = ResumeConditions { boot, end, attempt: 0 };
-        // After a restart, the view of the store's start.
+        // After a restart, the store's own view, opened at its start, covers the folder.
         let earlier = earlier.or_else(|| self.views().first().cloned());
         let found = if reads { resume(&folder, &conditions, size) } else { Ok(None) };
         let found = found.and_then(|found| match (&found, earlier) {
-            // After a failed write-back, the page cache still returns the bytes. Only this view reports the error.
+            // After a failed write-back, the page cache still has the bytes. Only this view reports the failure.
             (Some(_), Some(earlier)) => earlier.sync().map(|()| found),
             _ => Ok(None),
         });
@@ -126,7 +126,7 @@ impl Store {
         Ok(Some(PartialLayer { staging: Staging::of_partial_layer(folder, guard), journal, resumed }))
     }
 
-    /// The bytes of a partial blob or layer that a pull need not fetch again; zero while it has a writer.
+    /// The bytes of a partial blob or layer that a pull need not fetch again; zero while another pull writes it.
     pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> ResumableBytes {
         let path = self.partial_path(key);
         if self.is_written(key) {
@@ -177,7 +177,7 @@ fn write_conditions(folder: &Path, conditions: &ResumeConditions) -> io::Result<
     replace_file_unsynced(&path, &path.with_extension("new"), &checksum::seal(conditions))
 }
 
-/// `None`: an attempt with this destination and blob size cannot continue anything.
+/// Prepares the folder for the next attempt. Returns `None` if the folder does not fit `wanted` or the blob's `size`.
 fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Option<(JournalWriter, ResumedLayer)>> {
     let Ok(found) = read_json::<ResumeConditions>(&folder.join(CONDITIONS)) else { return Ok(None) };
     let summary = summary(folder)?;
@@ -185,7 +185,7 @@ fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Opt
     let Some(last) = summary.last.filter(|(last, _)| is_wanted && last.packed < size) else { return Ok(None) };
     let (tree, previous, journal) = (folder.join(TREE), folder.join(PREVIOUS), folder.join(JOURNAL));
     if previous.is_dir() {
-        // An attempt that has added to the journal has linked all previous files.
+        // An attempt adds to the journal only after it has linked all files of the previous attempt.
         let is_complete = summary.attempt == found.attempt && tree.is_dir();
         remove_tree(if is_complete { &previous } else { &tree })?;
     }
@@ -197,7 +197,7 @@ fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Opt
         }
     }
     let attempt = found.attempt + 1;
-    // Written before the rename: from here on, the tree is incomplete until this attempt adds to the journal.
+    // This comes before the rename, after which the tree is incomplete until this attempt adds to the journal.
     write_conditions(folder, &ResumeConditions { attempt, ..found })?;
     if !previous.is_dir() {
         fs::rename(&tree, &previous)?;

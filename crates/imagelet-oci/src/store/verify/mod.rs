@@ -1,7 +1,7 @@
 //! Verification: reads all content again, and reports content that differs from the written content.
 //!
 //! Compares documents and kept blobs with their digests, the store's records with their checksums, and a layer's tree
-//! with its file manifest. Nothing is changed here; `corruption` handles the damage.
+//! with its file manifest. The verification changes nothing; `corruption` handles the damage.
 
 mod compare;
 mod tree;
@@ -34,7 +34,7 @@ const BUFFER: usize = 128 << 10;
 const SIDE_FILES: [&str; 2] = ["implicit.json", "ownership.json"];
 const OTHER_RECORD: &str = "it is not the record that the store was opened with";
 
-/// Called with the bytes of each read, and with zero between reads. Fails with `Interrupted` to cancel the check.
+/// The function that a check calls with the bytes of each read, or zero. Its error `Interrupted` cancels the check.
 pub(crate) type Watch = dyn Fn(u64) -> io::Result<()> + Send + Sync;
 
 /// Whether an error concerns the check itself: the check is cancelled, or the process lacks a resource.
@@ -45,7 +45,7 @@ fn ends_check(error: &io::Error) -> bool {
 }
 
 impl Store {
-    /// Compares a layer with its record and manifest. An error concerns the check, not the layer.
+    /// Compares a layer with its record and manifest. An error means a failed check; damage is in the result.
     pub(crate) fn check_layer(&self, layer: &Digest, watch: &Watch) -> io::Result<LayerCheck> {
         let mut check = LayerCheck::default();
         let folder = self.layer_folder(layer);
@@ -96,7 +96,7 @@ impl Store {
         let index = self.index();
         let mut findings = Findings::default();
         match open_cold(&self.root.join("names.json")).and_then(read_whole) {
-            // The first durable name creates the file.
+            // The file may be missing, because the first durable name creates it.
             Err(error)
                 if error.kind() == io::ErrorKind::NotFound && (index.names.is_empty() || index.is_unsettled()) => {}
             Err(error) => findings.unreadable("names.json", &error),
@@ -132,7 +132,7 @@ fn read_record<T: serde::de::DeserializeOwned>(folder: &Path, name: &str, findin
     read.inspect_err(|error| findings.unreadable(name, error)).ok()
 }
 
-/// Checks a file against its digest. A file without a digest must not exist. Returns the bytes read.
+/// Compares a file with its digest; if `wanted` is `None`, the file must not exist. Returns the number of bytes read.
 fn check_side_file(
     folder: &Path,
     name: &str,

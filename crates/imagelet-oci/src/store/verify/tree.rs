@@ -28,7 +28,7 @@ use crate::{
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Checks the tree at `root` against its manifest. An error concerns the check, not the tree.
+/// Compares the tree at `root` with its manifest. An error means a failed check; damage is in `check`.
 pub(super) fn check(
     root: &Path,
     list: &mut FileManifestReader,
@@ -121,7 +121,7 @@ impl TreeCheck<'_> {
                 }
                 let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
                     Ok(file) => File::from(file),
-                    // Without root privileges, a file that its owner may not read is skipped.
+                    // Without root privileges, a file whose mode forbids its owner to read it is skipped.
                     Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                         self.check.unread += 1;
                         return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
@@ -166,13 +166,13 @@ impl TreeCheck<'_> {
         Ok(FileEntryKind::Sparse { size: length, content, ranges })
     }
 
-    /// Whether a part of a file reads as zeros. Reads only allocated blocks.
+    /// Whether a file has only zeros from `at` to `end`. Reads only allocated blocks.
     fn is_zero(&mut self, file: &File, mut at: u64, end: u64) -> io::Result<bool> {
         while at < end {
             let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
                 Ok(start) => start,
                 Err(Errno::NXIO) => return Ok(true),
-                // Without hole support in the file system, the whole file is allocated.
+                // On a file system without holes, which rejects the call, the whole file is allocated.
                 Err(Errno::INVAL | Errno::NOTSUP) => at,
                 Err(errno) => return Err(errno.into()),
             };

@@ -21,7 +21,7 @@ pub(crate) struct Header<'a> {
 }
 
 impl<'a> Header<'a> {
-    /// Verifies the checksum: unsigned as in the standard, or signed as in old writers.
+    /// Parses a header and verifies its checksum, a sum of unsigned bytes, or of signed bytes as in old writers.
     pub(crate) fn parse(block: &'a [u8; BLOCK]) -> Result<Self, Fault> {
         let stated = octal(&block[148..156], "checksum")?;
         let (mut unsigned, mut signed) = (0i64, 0i64);
@@ -88,8 +88,8 @@ impl<'a> Header<'a> {
         [prefix, b"/", name].concat()
     }
 
-    /// GNU headers have times in the place of the ustar prefix. Some old writers write a prefix there with the GNU
-    /// magic. It counts as a prefix if the times are not numbers and the bytes are ASCII.
+    /// A GNU header has times where a ustar header has a name's prefix. Some old writers write a prefix with the GNU
+    /// magic. The bytes count as a prefix if they are ASCII and the times are not numbers.
     fn misplaced_prefix(&self) -> &'a [u8] {
         let times = [&self.block[345..357], &self.block[357..369]];
         let broken = times.iter().any(|time| time[0] != 0 && number(time, "time").is_err());
@@ -103,12 +103,12 @@ pub(crate) fn text(field: &[u8]) -> &[u8] {
     &field[..end]
 }
 
-/// Octal digits, or base 256 if the first bit is set.
+/// Reads a number: octal digits, or base 256 if the first bit is set.
 pub(crate) fn number(field: &[u8], what: &'static str) -> Result<i64, Fault> {
     let Some(&first) = field.first().filter(|&&first| first & 0x80 != 0) else {
         return octal(field, what);
     };
-    // Two's complement, big-endian. The first bit marks the form; the second bit is the sign.
+    // The number is big-endian, in two's complement. The first bit marks this form; the second bit is the sign.
     let negative = first & 0x40 != 0;
     let flip = if negative { 0xff } else { 0 };
     let mut value: u64 = 0;

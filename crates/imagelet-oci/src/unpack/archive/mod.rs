@@ -20,9 +20,9 @@ use super::{EntryRules, LayerInput, MemoryReservation, ReusableFile, UnpackLimit
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Memory of a header's parsed form, as a multiple of the header's bytes, without the costs below.
+/// Memory of a header's parsed form, without attributes and ranges, as a multiple of the header's bytes.
 const HEADER_COST: usize = 4;
-/// Memory of an attribute in addition to its name and value, and of a range of a sparse file, with their copies.
+/// Memory of an xattr in addition to its name and value, and of a range of a sparse file. Both include copies.
 const XATTR_COST: usize = 256;
 const RANGE_COST: usize = 64;
 
@@ -45,7 +45,7 @@ pub(crate) struct TarMetadata {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: Time,
-    /// Not earlier than `mtime`.
+    /// The access time, which is not earlier than `mtime`.
     pub(crate) atime: Time,
 }
 
@@ -64,9 +64,9 @@ pub(crate) struct TarEntry {
 pub(crate) struct TarData {
     /// The size of the file on the disk, with holes.
     pub(crate) size: u64,
-    /// Bytes in the archive.
+    /// The number of the file's bytes in the archive.
     pub(crate) stored: u64,
-    /// Offset and length of each range with data: in order, without overlap, and within the file's size.
+    /// For a sparse file, offset and length of each range with data: in order, without overlap, within the file's size.
     pub(crate) ranges: Option<Vec<(u64, u64)>>,
 }
 
@@ -80,7 +80,7 @@ pub(crate) struct Reader<'a> {
     /// Unread bytes of the current entry's data, and of the padding after the data.
     remaining: u64,
     padding: u64,
-    /// The headers that were read, with extension headers.
+    /// The number of headers that were read, including extension headers.
     pub(crate) headers: u64,
     /// The last name that was read, for messages.
     pub(crate) place: Vec<u8>,
@@ -104,7 +104,7 @@ impl<'a> Reader<'a> {
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
-    /// The next entry. `None`: end blocks, or a clean end of the input.
+    /// The next entry, or `None` at the end blocks or at a clean end of the input.
     pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, Fault> {
         self.claim.clear();
         let mut pending = Pending::default();
@@ -112,7 +112,7 @@ impl<'a> Reader<'a> {
             self.skip_rest()?;
             let mut block = [0; BLOCK];
             if !self.next_header(&mut block)? {
-                // End blocks may follow extension headers. A stream without end blocks that ends there is truncated.
+                // End blocks may follow extension headers. An input that ends after extension headers is truncated.
                 return Ok(None);
             }
             self.headers += 1;
@@ -161,7 +161,7 @@ impl<'a> Reader<'a> {
         self.remaining -= bytes as u64;
     }
 
-    /// Consumes bytes that are now the last bytes of the file `path`.
+    /// Consumes bytes that the writer has just appended to the file `path`.
     pub(crate) fn consume_content(&mut self, bytes: usize, path: &[u8]) {
         self.input.consume_content(bytes, path);
         self.remaining -= bytes as u64;
@@ -208,7 +208,7 @@ impl<'a> Reader<'a> {
             _ => TarKind::Unknown,
         };
         if kind == TarKind::HardLink && size != 0 {
-            // POSIX allows data here. Most readers expect none, and would parse the data as headers.
+            // POSIX allows a hard link with data. Most readers expect no data, and would parse it as headers.
             return Err(Fault::malformed("it is a hard link with data of its own"));
         }
         if matches!(kind, TarKind::File | TarKind::Unknown) {
@@ -262,7 +262,7 @@ impl<'a> Reader<'a> {
                 let mut more = sparse::push_old(header.block, true, &mut builder)?;
                 let mut blocks = 0;
                 while more {
-                    // A block may be empty and still announce another block.
+                    // Blocks are counted, because even a block without ranges may announce another block.
                     blocks += 1;
                     if blocks > self.limits.ranges_max {
                         return Err(Fault::limit(format!("its sparse map has more than {blocks} blocks")));
@@ -366,8 +366,8 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Systems with signed ids write negative owners such as -2, whose bits the kernel uses. The owner -1 is rejected,
-/// because the kernel reads it as "unchanged".
+/// Converts an owner. Systems with signed ids write negative owners such as -2, whose bits the kernel uses. The owner
+/// -1 is rejected, because the kernel reads it as "unchanged".
 fn owner(id: i64, what: &'static str) -> Result<u32, Fault> {
     let negative = || i32::try_from(id).map(i32::cast_unsigned);
     u32::try_from(id)

@@ -15,20 +15,20 @@ use crate::unpack::{
     writer::xattr,
 };
 
-/// libarchive writes values with or without padding.
+/// The base64 form of attribute values, which libarchive writes with or without padding.
 const BASE64: GeneralPurpose = GeneralPurpose::new(
     &base64::alphabet::STANDARD,
     GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
 );
 
-/// As in the kernel: `0 <= nanos < 10^9`.
+/// A time as in the kernel: `0 <= nanos < 10^9`, also before 1970.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Time {
     pub(crate) secs: i64,
     pub(crate) nanos: u32,
 }
 
-/// The last record of a key wins. An empty value removes the override.
+/// The PAX records of one entry. The last record of a key applies; an empty value removes the override.
 #[derive(Debug, Default)]
 pub(crate) struct Extended {
     pub(crate) path: Option<Vec<u8>>,
@@ -39,7 +39,7 @@ pub(crate) struct Extended {
     pub(crate) sparse: SparseRecords,
 }
 
-/// The fields that a global header may set, too.
+/// The fields that an entry's PAX header or a global PAX header may set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overrides {
     pub(crate) uid: Option<i64>,
@@ -53,7 +53,7 @@ pub(crate) struct XattrRecords {
     plain: BTreeMap<Vec<u8>, Vec<u8>>,
     /// libarchive's base64 form of the same attributes, used if the plain form is absent.
     encoded: BTreeMap<Vec<u8>, Vec<u8>>,
-    /// The size of all names in the kernel's list format.
+    /// The total size of the attribute names in the kernel's list format.
     names: usize,
 }
 
@@ -66,12 +66,12 @@ pub(crate) struct SparseRecords {
     pub(crate) size: Option<i64>,
     pub(crate) ranges: Option<i64>,
     pub(crate) map: Option<Vec<u8>>,
-    /// Version 0.0: offset and length alternate, one record each.
+    /// In version 0.0, each number is a record: offset and length alternate.
     pub(crate) pairs: Vec<i64>,
 }
 
 impl Extended {
-    /// Parses the records of one entry. `ranges_max` bounds a sparse map of single records.
+    /// Parses the records of one entry. `ranges_max` bounds the ranges of a sparse map.
     pub(crate) fn parse(mut records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
         let mut extended = Extended::default();
         while let Some((key, value)) = next_record(&mut records)? {
@@ -156,7 +156,7 @@ impl XattrRecords {
         Ok(())
     }
 
-    /// Whether an attribute is kept. An impossible attribute is rejected before it uses memory.
+    /// Whether the entry keeps an attribute. An attribute above the kernel's limits is an error, before it uses memory.
     fn takes(&mut self, name: &[u8], length: usize, rules: EntryRules) -> Result<bool, Fault> {
         if length > xattr::VALUE_MAX {
             let (name, limit) = (shown(name), xattr::VALUE_MAX);

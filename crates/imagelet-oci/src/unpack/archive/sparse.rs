@@ -12,9 +12,9 @@ const DIGITS_MAX: usize = 20;
 pub(crate) enum Version {
     /// GNU's first form: the map is in the header and in the blocks after it.
     Header,
-    /// 0.0 and 0.1: the map is in the records.
+    /// Versions 0.0 and 0.1: the map is in PAX records.
     Records,
-    /// 1.0: the map precedes the data.
+    /// Version 1.0: the map precedes the file's data.
     Data,
 }
 
@@ -49,7 +49,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The map of a file of `size` bytes with `stored` bytes of data in the archive.
+    /// Checks and returns the map of a file of `size` bytes, of which the archive stores `stored` bytes.
     pub(crate) fn finish(self, size: u64, stored: u64) -> Result<Vec<(u64, u64)>, Fault> {
         let end = self.ranges.last().map_or(0, |(offset, length)| offset + length);
         let sum: u64 = self.ranges.iter().map(|(_, length)| length).sum();
@@ -78,7 +78,7 @@ pub(crate) fn version(records: &SparseRecords) -> Result<Option<Version>, Fault>
     match (records.major.as_deref(), records.minor.as_deref()) {
         (Some(b"0"), Some(b"0" | b"1")) => Ok(Some(Version::Records)),
         (Some(b"1"), Some(b"0")) => Ok(Some(Version::Data)),
-        // Versions 0.0 and 0.1 have no version records.
+        // Versions 0.0 and 0.1 may lack version records.
         (None, None) if records.map.is_some() || !records.pairs.is_empty() => Ok(Some(Version::Records)),
         (None, None) => Ok(None),
         _ => Err(Fault::refused("it is a sparse file of an unknown version")),
@@ -100,7 +100,7 @@ pub(crate) fn push_records(records: &SparseRecords, builder: &mut Builder) -> Re
     if stated.checked_mul(2) == Some(count) { Ok(()) } else { Err(malformed()) }
 }
 
-/// Reads a map of version 1.0: a count, then the numbers, each on one line. `next` returns the map's blocks.
+/// Reads a map of version 1.0: a count, then the numbers, each on one line. `next` reads the map's next block.
 pub(crate) fn push_data(
     mut next: impl FnMut(&mut [u8; BLOCK]) -> Result<(), Fault>,
     builder: &mut Builder,

@@ -14,16 +14,16 @@ use crate::unpack::{
 /// Maximum memory of a note in addition to its path: a slot in a half-full tree node, and a directory's metadata
 /// without attributes.
 const NOTE_COST: usize = 256;
-/// More memory of a directory without an entry, and of a record. Both are copied for the report and written as text.
+/// Additional memory of a directory without an entry, and of a record: both are copied and written as text.
 const IMPLICIT_COST: usize = 64;
 const RECORD_COST: usize = 384;
 const XATTR_COST: usize = 64;
 
 /// An owner, mode, device or xattr that the archive has but the disk does not. With `Ownership::Record`, a path without
-/// a record has the owner 0:0 and its mode on the disk.
+/// a record has the owner 0:0 in the archive and its mode on the disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct OwnershipRecord {
-    /// From the layer's root, without a leading slash. `%` and bytes that are not printable ASCII are percent-encoded.
+    /// The path below the layer's root. `%` and bytes that are not printable ASCII are percent-encoded.
     pub(crate) path: String,
     pub(crate) uid: u32,
     pub(crate) gid: u32,
@@ -36,7 +36,7 @@ pub(crate) struct OwnershipRecord {
 }
 
 impl OwnershipRecord {
-    /// `left_out`: the attributes that could not be set.
+    /// `left_out` has the names of the attributes that could not be set.
     pub(crate) fn new(path: &[u8], metadata: &TarMetadata, left_out: &[Vec<u8>]) -> Self {
         let TarMetadata { mode, uid, gid, .. } = *metadata;
         let xattrs = left_out.iter().map(|name| encoded(name)).collect();
@@ -54,7 +54,7 @@ pub(crate) struct DeviceRecord {
 #[derive(Debug)]
 pub(crate) struct DeferredMetadata {
     pub(crate) notes: BTreeMap<Vec<u8>, Note>,
-    /// Whether a record may be of a device. Most layers have no devices.
+    /// Whether a note may have the record of a device. Most layers have no devices.
     has_devices: bool,
     claim: MemoryReservation,
 }
@@ -64,7 +64,7 @@ pub(crate) struct Note {
     pub(crate) whiteout: bool,
     pub(crate) opacity: Opacity,
     pub(crate) implicit: bool,
-    /// Applied at the end, because writes below the directory change its times.
+    /// A directory's metadata, which is set at the end, because writes below the directory change its times.
     pub(crate) directory: Option<Box<DirectoryMeta>>,
     pub(crate) record: Option<Box<OwnershipRecord>>,
 }

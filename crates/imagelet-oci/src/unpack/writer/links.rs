@@ -50,7 +50,7 @@ impl Writer<'_> {
             let target = shown(&entry.link);
             return Err(Fault::refused(format!("it is a hard link to the directory `{target}`")));
         }
-        // From another folder, the same target may leave the artifact.
+        // In another folder, the relative target of a symbolic link may lead out of the artifact.
         if self.options.folder.is_some() && FileType::from_raw_mode(stat.st_mode) == FileType::Symlink {
             let target = shown(&entry.link);
             return Err(Fault::refused(format!("it is a hard link to the symbolic link `{target}`")));
@@ -72,12 +72,12 @@ impl Writer<'_> {
         };
         match made {
             Ok(()) => {}
-            // The target was inside the replaced directory.
+            // The hard link has replaced the directory that contained its target.
             Err(Errno::NOENT) => return missing(),
             Err(errno) => return Err(Fault::io("make the hard link")(errno)),
         }
         if self.options.rules == EntryRules::Containerd {
-            // Sets even an unchanged owner, which clears set-id bits and capabilities. The entry then sets its own.
+            // Setting an owner, even the same owner, clears set-id bits and capabilities. The entry then sets its own.
             let owner = (Uid::from_raw(entry.metadata.uid), Gid::from_raw(entry.metadata.gid));
             let owner = (self.options.ownership == Ownership::Apply).then_some(owner);
             self.set_metadata_at(place, entry, FileType::from_raw_mode(stat.st_mode), owner)?;

@@ -22,10 +22,10 @@ use crate::unpack::{disk_usage::DiskUsage, error::Fault};
 
 const NAMES_USUAL: usize = 256;
 
-/// XXH3 with 128 bits: detects accidents, not attacks.
+/// An XXH3 digest of 128 bits, which detects accidental changes, not attacks.
 pub(crate) type Sum = u128;
 
-/// A later record of a path replaces an earlier one.
+/// A record of a path in the file manifest. A later record of the path replaces it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum FileRecord {
     Entry(FileEntry),
@@ -42,7 +42,7 @@ pub(crate) struct FileEntry {
     pub(crate) uid: u32,
     pub(crate) gid: u32,
     pub(crate) mtime: (i64, u32),
-    /// The digest of the extended attributes. `None`: the path has no attribute that layers may set.
+    /// The digest of the extended attributes; `None` if the path has no attribute that layers may set.
     pub(crate) xattrs: Option<Sum>,
 }
 
@@ -67,7 +67,7 @@ pub(crate) enum FileEntryKind {
         major: u32,
         minor: u32,
     },
-    /// Archives cannot contain sockets.
+    /// A socket on the disk. Archives cannot contain sockets.
     Socket,
 }
 
@@ -127,7 +127,7 @@ fn xattrs_by(
     list: impl Fn(&mut Vec<u8>) -> Result<usize, Errno>,
     get: impl Fn(&[u8], &mut Vec<u8>) -> Result<usize, Errno>,
 ) -> Result<Option<Sum>, Errno> {
-    // Most entries have no attributes, and long lists are rare.
+    // The first buffer is small, because most entries have no attributes, and long lists are rare.
     let mut names = Vec::with_capacity(NAMES_USUAL);
     let mut listed = list(&mut names);
     if listed == Err(Errno::RANGE) {
@@ -156,7 +156,7 @@ fn xattrs_by(
     Ok(Some(hasher.finish_128()))
 }
 
-/// Whether an attribute is a layer's or overlayfs'. Labels of the host's security module are not the layer's.
+/// Whether an attribute belongs to a layer or to overlayfs. Labels of the host's security module do not count.
 fn counts(name: &[u8]) -> bool {
     name.starts_with(b"user.")
         || name.starts_with(b"trusted.")
@@ -166,11 +166,11 @@ fn counts(name: &[u8]) -> bool {
 
 pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
-    /// The root has attributes that new entries may inherit, so each entry must be checked.
+    /// Whether new entries may inherit attributes from the root, so that each entry must be checked.
     inherits: bool,
     content: Content,
-    /// The disk usage of the recorded paths. `None`: there is no listing, a path was or may be replaced, or a usage is
-    /// unknown (see [`DiskUsage::with_finished`]).
+    /// The disk usage of the recorded paths. It is `None` if there is no listing, if a path was or may be replaced, or
+    /// if a usage is unknown (see [`DiskUsage::with_finished`]).
     allocated: Option<DiskUsage>,
 }
 
@@ -224,7 +224,7 @@ impl<'a> ManifestWriter<'a> {
         }
     }
 
-    /// Closes a file before its usage is recorded, because a file system such as XFS then frees preallocated space.
+    /// Records a file. Closes the file first, because a file system such as XFS then frees its preallocated space.
     pub(crate) fn file(
         &mut self,
         path: &[u8],
@@ -247,7 +247,7 @@ impl<'a> ManifestWriter<'a> {
         })
     }
 
-    /// Records a whiteout. A directory may replace it without a further record.
+    /// Records a whiteout. The disk usage is then unknown: a directory may replace the whiteout without a record.
     pub(crate) fn whiteout(&mut self, path: &[u8], at: (BorrowedFd<'_>, &[u8])) -> Result<(), Fault> {
         self.allocated = None;
         self.special(path, at, &[], true)

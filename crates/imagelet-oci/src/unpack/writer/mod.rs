@@ -44,7 +44,7 @@ const DIRECTORY_OPEN: u32 = 0o700;
 /// The kernel's limits of device numbers. The kernel truncates larger numbers, even to 0:0.
 const MAJOR_MAX: i64 = 0xfff;
 const MINOR_MAX: i64 = 0xf_ffff;
-/// The last second that containerd sets, in 2262: nanoseconds fit in 63 bits.
+/// The last second that containerd sets as a time, in 2262: nanoseconds since 1970 must fit in 63 bits.
 const SECONDS_MAX: i64 = i64::MAX / 1_000_000_000;
 
 pub(super) struct Writer<'a> {
@@ -83,13 +83,13 @@ impl<'a> Writer<'a> {
         let tree = Tree::new(root, options)?;
         let stat = rustix::fs::fstat(root).map_err(Fault::io("look at the root for"))?;
         if stat.st_mode & 0o2000 != 0 {
-            // In a set-gid directory, new files get the group of the directory, not of the process.
+            // The set-gid bit is removed, because it gives new files the directory's group, not the process's.
             let mode = Mode::from_raw_mode(stat.st_mode & 0o777);
             rustix::fs::fchmod(root, mode).map_err(Fault::io("prepare the root for"))?;
         }
         let process = (rustix::process::geteuid(), rustix::process::getegid());
         if stat.st_gid != process.1.as_raw() {
-            // The root itself may have inherited its group in the same way.
+            // The root may have inherited its group from a set-gid directory.
             rustix::fs::fchown(root, None, Some(process.1)).map_err(Fault::io("prepare the root for"))?;
         }
         Ok(Writer {
@@ -233,8 +233,8 @@ impl<'a> Writer<'a> {
         self.record(place, entry, &left_out)
     }
 
-    /// Returns the names of attributes that could not be set. Sets the mode after the owner, and attributes after both:
-    /// writes and owner changes clear set-id bits and capabilities.
+    /// Sets the owner, then the mode, then the attributes, because an owner change clears set-id bits and capabilities.
+    /// Returns the names of the attributes that could not be set.
     fn set_metadata(
         &self,
         file: impl AsFd,
@@ -260,7 +260,7 @@ impl<'a> Writer<'a> {
         xattr::clear(file)
     }
 
-    /// Copies data into a file. `whole`: if the data is the whole file, its path and the bytes that it has already.
+    /// Copies data into a file. For a whole file, `whole` is its path and the number of bytes that it already has.
     fn copy(
         &mut self,
         file: &File,
@@ -351,7 +351,7 @@ impl<'a> Writer<'a> {
     }
 
     fn leave_out(&mut self, place: &Place, record: OwnershipRecord) -> Result<(), Fault> {
-        // A whiteout stays, so that the layer hides lower layers here even without the device.
+        // A whiteout at this path stays, so that the layer hides the path of lower layers even without the device.
         if !self.tree.deferred.notes.get(&place.path).is_some_and(|note| note.whiteout) {
             self.replace(place)?;
         }
@@ -372,7 +372,7 @@ impl<'a> Writer<'a> {
         self.record(place, entry, &[])
     }
 
-    /// Sets the metadata of an entry that must not or cannot be opened.
+    /// Sets an entry's metadata by its name, for an entry that must not or cannot be opened.
     fn set_metadata_at(
         &self,
         place: &Place,
@@ -449,7 +449,7 @@ impl<'a> Writer<'a> {
         self.manifest.record(&place.path, FileRecord::Removed)
     }
 
-    /// The owner to set. `None`: the process's owner, which the file has already.
+    /// The owner to set; `None` if the file keeps the owner of the process.
     fn owner(&self, metadata: &TarMetadata) -> Option<(Uid, Gid)> {
         let (uid, gid) = (Uid::from_raw(metadata.uid), Gid::from_raw(metadata.gid));
         (self.options.ownership == Ownership::Apply && (uid, gid) != self.process).then_some((uid, gid))
@@ -520,8 +520,8 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Links the file of an earlier attempt, so that its bytes are written once. `None`: the caller writes the file anew. A
-/// file with more bytes than the entry does not belong to the entry.
+/// Links the file of an earlier attempt, so that its bytes are written once. Returns `None` if the caller must write
+/// the file anew, for example because it has more bytes than the entry.
 fn link_reusable(place: &Place, found: &ReusableFile, stored: u64) -> Option<File> {
     let name = place.name.as_slice();
     if found.path != place.path {
@@ -536,7 +536,7 @@ fn link_reusable(place: &Place, found: &ReusableFile, stored: u64) -> Option<Fil
     let is_entrys = |metadata: Metadata| metadata.is_file() && (found.length..=stored).contains(&metadata.len());
     let file = file.filter(|file| file.metadata().is_ok_and(is_entrys));
     if file.is_none() {
-        // If the removal fails, too, the file is replaced.
+        // If this removal fails, the caller replaces the file.
         let _ = rustix::fs::unlinkat(&place.parent, name, AtFlags::empty());
     }
     file

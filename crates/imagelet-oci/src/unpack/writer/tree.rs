@@ -35,7 +35,7 @@ const LINKS_MAX: u32 = 40;
 const STEPS_MAX: usize = 1024;
 const REMOVE: &str = "remove the directory replaced by";
 const IMPLICIT_MODE: u32 = 0o755;
-/// Memory of the name of a directory that is still to be removed.
+/// Memory, in addition to the bytes, of the name of a directory that is still to be removed.
 const REMEMBERED_COST: usize = 48;
 
 #[derive(Debug)]
@@ -80,11 +80,11 @@ pub(crate) struct Freed {
 pub(crate) struct Tree<'a> {
     options: &'a UnpackOptions,
     root: Rc<Directory>,
-    /// By path as in entries, with links unresolved. Cleared when any directory or link is removed.
+    /// Open directories, by path as in entries, links unresolved. The removal of any directory or link clears the map.
     open: HashMap<Vec<u8>, (Rc<Directory>, OwnedSemaphorePermit)>,
     pub(crate) deferred: DeferredMetadata,
     removal: MemoryReservation,
-    /// The disk usage of directories without an entry that the writer has not counted yet.
+    /// The disk usage of new directories that have no entry. The writer has not counted it yet.
     pub(crate) made_bytes: u64,
 }
 
@@ -101,7 +101,7 @@ impl<'a> Tree<'a> {
         })
     }
 
-    /// Opens the directory of a clean path; follows links inside the layer. `None`: a component is missing.
+    /// Opens the directory of a clean path, and follows links inside the layer; `None` if a component is missing.
     pub(crate) fn directory(&mut self, path: &[u8], missing: Missing) -> Result<Option<Rc<Directory>>, Fault> {
         let steps = STEPS_MAX + self.options.limits.depth_max;
         self.walk(path, &mut Walk { missing, links: LINKS_MAX, steps })
@@ -295,7 +295,7 @@ fn remove_tree(
         below.pop();
         freed.disk_bytes += crate::unpack::DIRECTORY_COST;
         if let Some(siblings) = below.last_mut() {
-            // No other process moves directories in the layer, so `..` is the previous directory.
+            // No other process moves directories in the layer, so `..` is the parent directory.
             here = open(here.as_fd(), b"..")?;
             let empty = siblings.pop().expect("it has the one we come from");
             memory.shrink(empty.len() + REMEMBERED_COST);
@@ -341,7 +341,7 @@ fn unlink(parent: BorrowedFd<'_>, name: &[u8], stat: &Stat, freed: &mut Freed) -
     Ok(())
 }
 
-/// The process's umask, read without a change. If unreadable, all bits, which costs a `chmod` for each entry.
+/// The umask of the process, read without a change; if it is unreadable, all bits, so that each entry gets a `chmod`.
 pub(crate) fn process_umask() -> u32 {
     let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
     let umask = status.lines().find_map(|line| line.strip_prefix("Umask:"));

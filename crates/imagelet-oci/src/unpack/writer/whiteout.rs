@@ -22,7 +22,7 @@ pub(crate) enum Mark<'a> {
     Whiteout(&'a [u8]),
     /// Hides everything that lower layers have in this directory.
     Opaque,
-    /// A file of AUFS, without meaning here.
+    /// A file of AUFS, which has no meaning in a layer.
     Ignored,
 }
 
@@ -36,7 +36,7 @@ pub(crate) enum Opacity {
     Opaque,
 }
 
-/// Reads the whiteout convention from a clean path, split into parent and name.
+/// Finds the whiteout mark in a clean path, which is split into parent and name.
 pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault> {
     for component in parent.split(|&byte| byte == b'/') {
         if component.starts_with(META_PREFIX) {

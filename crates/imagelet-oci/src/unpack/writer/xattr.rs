@@ -12,8 +12,8 @@ pub(crate) const VALUE_MAX: usize = 64 << 10;
 /// The kernel's limit of an inode's list of names, each with a final NUL.
 pub(crate) const NAMES_MAX: usize = 64 << 10;
 
-/// Whether an attribute is kept. A layer must not set the attributes of overlayfs, which imagelet sets, or `trusted.*`,
-/// which belong to programs of the host.
+/// Whether a layer may set an attribute. It must not set the attributes of overlayfs, which imagelet sets, or
+/// `trusted.*`, which belong to programs of the host.
 pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     if rules == EntryRules::Containerd {
         return !name.contains(&0) && !name.starts_with(b"trusted.");
@@ -24,8 +24,8 @@ pub(crate) fn allowed(name: &[u8], rules: EntryRules) -> bool {
     name.starts_with(b"user.") || name == b"security.capability" || name.starts_with(b"system.posix_acl_")
 }
 
-/// Sets attributes. Returns the names that the kernel forbids or does not support, with [`Ownership::Record`].
-/// containerd's rules skip an unsupported attribute. Any other failure fails the entry.
+/// Sets attributes. With [`Ownership::Record`], returns the names that the kernel forbids or does not support. With
+/// containerd's rules, skips an unsupported attribute. Any other failure fails the entry.
 pub(crate) fn set(
     file: impl AsFd,
     xattrs: &[(Vec<u8>, Vec<u8>)],
@@ -56,7 +56,7 @@ pub(crate) fn clear(file: impl AsFd) -> Result<(), Fault> {
         Ok(_) | Err(Errno::NOTSUP) => {}
         Err(errno) => return Err(Fault::io("list the extended attributes of")(errno)),
     }
-    // The host labels files with other `security.*` attributes.
+    // Other `security.*` attributes stay, because they are labels of the host.
     let is_layers =
         |name: &&[u8]| !name.is_empty() && (!name.starts_with(b"security.") || *name == b"security.capability");
     for name in names.split(|&byte| byte == 0).filter(is_layers) {
@@ -70,7 +70,7 @@ fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
     Fault::refused(format!("the file system does not take its extended attribute `{name}` of {length} bytes ({errno})"))
 }
 
-/// Whether `ENOSPC` cannot mean a full disk. ext4 also returns it for a value larger than its block.
+/// Whether the disk has space, so that `ENOSPC` has another cause: ext4 returns it for a value larger than its block.
 fn has_space(on: impl AsFd, value: &[u8]) -> bool {
     /// Spare bytes in addition to the value.
     const SPARE: u64 = 1 << 20;

@@ -21,11 +21,11 @@ const PATTERNS_MAX: usize = 256;
 /// The proxies of a registry client. By default, connections are direct.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ProxyConfig {
-    /// Rules override the variables.
+    /// The rules for hosts. They override the variables.
     pub rules: ProxyRules,
     /// `HTTPS_PROXY`, else `ALL_PROXY`: the URL of the proxy for `https://` origins. It may contain user and password.
     pub https: Option<Secret>,
-    /// `HTTP_PROXY`, else `ALL_PROXY`: the same for `http://` origins.
+    /// `HTTP_PROXY`, else `ALL_PROXY`: the URL of the proxy for `http://` origins. It may contain user and password.
     pub http: Option<Secret>,
     /// `NO_PROXY`: hosts, `.suffixes` and addresses, each with an optional port; CIDR networks; or `*`.
     pub no_proxy: String,
@@ -38,7 +38,7 @@ pub struct ProxyRules(watch::Sender<Arc<[ProxyRule]>>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyRule {
     hosts: Vec<HostPattern>,
-    /// `None`: connections to these hosts are direct.
+    /// The proxy for `hosts`, or `None` for direct connections.
     proxy: Option<Arc<Proxy>>,
 }
 
@@ -80,10 +80,11 @@ impl Eq for ProxyRules {}
 
 impl ProxyRule {
     /// Reads host patterns in the form of `NO_PROXY`, and the URL of their proxy. If `proxy` is empty or `none`,
-    /// connections are direct. `password` belongs to the user in the URL.
+    /// connections are direct. `password` is the password of the user in the URL.
     ///
     /// # Errors
-    /// `hosts` is empty or too long, a pattern or the URL is invalid, or the URL lacks a user or has a password, too.
+    /// `hosts` is empty or too long, a pattern or the URL is invalid, or the URL has no user for `password` or already
+    /// has a password.
     pub fn new(hosts: &[String], proxy: &str, password: Option<&Secret>) -> Result<Self, ProxyRuleError> {
         if hosts.is_empty() {
             return Err(ProxyRuleError("it names no hosts".to_owned()));
@@ -120,12 +121,12 @@ impl Proxies {
             Some(Proxy::parse(url.expose()).map(Arc::new).map_err(|problem| ProxyRuleError(bad(problem))))
         };
         let (https, http) = (read("HTTPS_PROXY", &config.https), read("HTTP_PROXY", &config.http));
-        // An item without a host is ignored.
+        // An item of `NO_PROXY` that names no host is ignored.
         let bypass = config.no_proxy.split(',').filter_map(HostPattern::parse).collect();
         Self { rules: config.rules.clone(), https, http, bypass }
     }
 
-    /// The proxy for an origin; `None`: the connection is direct.
+    /// The proxy for an origin, or `None` for a direct connection.
     pub(crate) fn choose(&self, origin: &Origin) -> Result<Option<Arc<Proxy>>, ProxyRuleError> {
         if origin.is_loopback() {
             return Ok(None);
@@ -159,7 +160,7 @@ enum Hosts {
     All,
     /// A single address is the network of this address.
     Network(IpNet),
-    /// `.example.com`; with `with_parent`, also `example.com`.
+    /// The subdomains of `suffix`, such as `.example.com`. If `with_parent`, also `example.com` itself.
     Domain {
         suffix: String,
         with_parent: bool,

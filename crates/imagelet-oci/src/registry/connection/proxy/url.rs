@@ -9,15 +9,15 @@ use imagelet_core::credentials::Secret;
 use percent_encoding::percent_decode_str;
 use zeroize::Zeroizing;
 
-/// RFC 1929 stores each length in one byte.
+/// Maximum bytes of a user or password for SOCKS, because RFC 1929 stores each length in one byte.
 const SOCKS_CREDENTIAL_BYTES_MAX: usize = 255;
 
-/// Displayed without user and password.
+/// A proxy, displayed without user and password.
 #[derive(Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Proxy {
     /// Only scheme, host and port.
     uri: Uri,
-    /// The `Proxy-Authorization` header. `None` for SOCKS, which sends the login itself.
+    /// The `Proxy-Authorization` header. `None` for SOCKS, where the login is sent in the protocol itself.
     pub(crate) authorization: Option<HeaderValue>,
     /// User and password; each may be empty.
     pub(crate) login: Option<(String, Secret)>,
@@ -38,7 +38,7 @@ impl Proxy {
         if !["http", "https", "socks5", "socks5h"].contains(&scheme.as_str()) {
             return Err("its scheme is not http, https, socks5 or socks5h");
         }
-        // The URI has no login. The matcher would end the login at the first `@`, and copy it.
+        // The URI is read without the login: the matcher would end the login at the first `@`, and keep a copy.
         let uri = read(&scheme, place)?.uri().clone();
         let port = uri.authority().map_or("", |authority| authority.as_str()).rsplit_once(':');
         if uri.port_u16().is_none() && port.is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']')) {
@@ -55,7 +55,7 @@ impl Proxy {
         Ok(proxy)
     }
 
-    /// Reads the URL of a configuration file, with a scheme and without a path. `password` is for the user in the URL.
+    /// Reads a URL in a configuration file, which has a scheme and no path. `password` is for the user in the URL.
     pub(crate) fn parse_strict(url: &str, password: Option<&Secret>) -> Result<Self, &'static str> {
         let (scheme, rest) = url.split_once("://").ok_or("it has no scheme, such as `http://`")?;
         if rest.find(['/', '?', '#']).is_some_and(|end| &rest[end..] != "/") {
@@ -90,12 +90,12 @@ impl Proxy {
         self.uri.scheme_str() == Some("https")
     }
 
-    /// `socks5://` or `socks5h://`. As in Go, the proxy looks up names with both.
+    /// Whether the scheme is `socks5` or `socks5h`. As in Go, the proxy looks up host names with both schemes.
     pub(crate) fn is_socks(&self) -> bool {
         self.uri.scheme_str().is_some_and(|scheme| scheme.starts_with("socks"))
     }
 
-    /// Whether this proxy gets requests in absolute form, without a tunnel.
+    /// Whether requests to a registry (HTTPS if `is_https`) go to the proxy in absolute form, without a tunnel.
     pub(crate) fn forwards(&self, is_https: bool) -> bool {
         !is_https && !self.is_socks()
     }
@@ -108,7 +108,7 @@ fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
 
 /// The decoded user and password of `USER[:PASSWORD]`.
 fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
-    // At such a character, a URL parser may end the host and read the rest of the password as a path.
+    // At one of these characters, a URL parser may end the host and read the rest of the password as a path.
     if text.contains(|character: char| character.is_control() || [' ', '/', '?', '#'].contains(&character)) {
         return Err("its user or password has a character that must be percent-encoded");
     }

@@ -43,7 +43,7 @@ pub(crate) async fn watched<F: Future>(handshake: F) -> (F::Output, Option<Certi
 }
 
 impl ClientCertificates {
-    /// The error names the unusable part. The cause is dropped, because it could quote the key.
+    /// Reads client certificates. The error names the unusable part, without the cause, which could quote the key.
     pub(crate) fn read(identities: &[Identity], provider: &CryptoProvider) -> Result<Self, &'static str> {
         let read = |identity: &Identity| {
             let chain = CertificateDer::pem_slice_iter(&identity.chain).collect::<Result<Vec<_>, _>>();

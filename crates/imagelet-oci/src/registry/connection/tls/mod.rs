@@ -44,7 +44,7 @@ use crate::registry::locked;
 const CLIENTS_MAX: usize = 64;
 /// Maximum number of bytes that a connection reads ahead. It also bounds the response head.
 const READ_AHEAD_MAX: usize = 128 << 10;
-/// Maximum number of idle connections to one host: the number of layers that are fetched at once.
+/// Maximum number of idle connections to one host: about the number of layers that are fetched at once.
 const IDLE_MAX: usize = 8;
 const TLS_TIMEOUT: Duration = Duration::from_secs(5);
 const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
@@ -62,7 +62,7 @@ pub(crate) struct Clients {
     made: Mutex<HashMap<ClientKey, HttpClient>>,
 }
 
-/// Plain HTTP or TLS, and the settings.
+/// Whether the client uses TLS, and the settings of its connections.
 type ClientKey = (bool, ConnectionSettings);
 
 impl Clients {
@@ -72,7 +72,7 @@ impl Clients {
         Self { provider, roots, dial_timeout, connections_per_host, proxies, made }
     }
 
-    /// `settings` has the chosen proxy. Without system authorities, TLS works only for hosts with a configured `ca`.
+    /// The client for `settings` with the chosen proxy. If the system has no authorities, TLS needs a configured `ca`.
     pub(crate) async fn client(
         &self,
         is_https: bool,
@@ -132,7 +132,7 @@ impl Clients {
         let builder = ClientConfig::builder_with_provider(Arc::clone(&self.provider))
             .with_safe_default_protocol_versions()
             .map_err(|error| RuntimeError::other("TLS cannot be set up").caused_by(error))?;
-        // Neither the system nor the configuration has authorities.
+        // Without any authority, the custom verifier cannot be built.
         let builder = if !settings.skip_verify && roots.is_empty() {
             builder.with_root_certificates(roots)
         } else {
@@ -161,14 +161,14 @@ fn system_roots() -> RootCertStore {
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
-    /// `None` for `skip_verify`: every server that has the key of its certificate is trusted.
+    /// The verifier of certificates. `None` for `skip_verify`: a server then needs only the key of its certificate.
     webpki: Option<Arc<WebPkiServerVerifier>>,
-    /// The certificates in `ca`. Webpki rejects an authority's certificate as a server's, but a self-signed certificate
-    /// often is one. If `ca` contains the certificate, only its names are checked.
+    /// The certificates in `ca`. A self-signed certificate of a server is often an authority's, which webpki rejects
+    /// for a server. If `ca` contains that certificate, its names are checked instead.
     named: Vec<CertificateDer<'static>>,
 }
 
-/// Whether the only problem is that the server's certificate is an authority's. Webpki checks the validity before.
+/// Whether the only problem is that the server's certificate is an authority's. Webpki has checked its dates before.
 fn is_authority_as_server(error: &rustls::Error) -> bool {
     let rustls::Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
     matches!(other.0.downcast_ref(), Some(webpki::Error::CaUsedAsEndEntity))
