@@ -1,4 +1,4 @@
-//! Generates the wire types of both interfaces from the proto files, without `protoc`.
+//! Generates the wire types of CRI and of containerd's API from the proto files, without `protoc`.
 
 use std::{error::Error, fs};
 
@@ -13,12 +13,12 @@ fn generate(interface: &str) -> Result<(), Box<dyn Error>> {
     let folder = format!("proto/{interface}");
     let protos = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<Result<Vec<_>, std::io::Error>>()?;
     let mut descriptors = protox::compile(protos, [&folder])?;
-    // The generated code has no comments: they are in the proto files.
+    // Removes the comments from the generated code, because the proto files have them.
     descriptors.file.iter_mut().for_each(|file| file.source_code_info = None);
     tonic_prost_build::configure()
         .include_file(format!("{interface}.rs"))
         .emit_rerun_if_changed(false)
-        // Sorted maps give equal messages equal bytes.
+        // With sorted maps, equal messages have the same encoding.
         .btree_map(".")
         .build_client(false)
         .build_server(false)

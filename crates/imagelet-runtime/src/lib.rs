@@ -1,7 +1,7 @@
 //! Clients of a node's container runtime, and the server of the CRI socket.
 //!
 //! [`cri`] has client and server of the Container Runtime Interface. [`containerd`] calls containerd's own API.
-//! `import` adds images to containerd. `sizes` computes how much disk space each image removal frees.
+//! `import` adds images to containerd. `sizes` computes how much disk space the removal of each image frees.
 
 pub mod containerd;
 pub mod cri;

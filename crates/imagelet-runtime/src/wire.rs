@@ -1,6 +1,6 @@
 //! gRPC calls over a unix socket. The elements of an encoded answer are counted and limited before it is decoded.
 //!
-//! An image or a mount may have two bytes on the wire, so a message of 16 MiB could expand to gigabytes in memory.
+//! An encoded image or mount may have only two bytes, so a message of 16 MiB could expand to gigabytes in memory.
 
 use std::{error::Error, io, marker::PhantomData};
 
@@ -19,7 +19,7 @@ use tower::service_fn;
 
 use crate::MESSAGE_BYTES_MAX;
 
-/// A channel that connects on demand with `dial`.
+/// A gRPC channel that calls `dial` for each new connection. It connects on demand.
 pub(crate) fn channel<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Channel
 where
     F: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -32,7 +32,7 @@ where
     Channel::from_static("http://localhost").connect_with_connector_lazy(connect)
 }
 
-/// The root cause of a status that this process created for an unreachable peer. `None`: the peer sent the status.
+/// The root cause of a status that this process created for an unreachable peer, or `None` for the peer's status.
 pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     let mut cause = status.source()?;
     while let Some(deeper) = cause.source() {
@@ -73,19 +73,19 @@ pub(crate) async fn listed<Q: Message + 'static, A: Message + Default + 'static,
     Ok(all)
 }
 
-/// The limits of one response, over all its messages.
+/// The limits of one response. They apply to all its messages together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MessageBounds {
-    /// Bytes on the wire.
+    /// Maximum bytes on the wire.
     pub(crate) bytes: usize,
-    /// Direct elements of the messages.
+    /// Maximum number of messages and their direct elements.
     pub(crate) entries: usize,
-    /// Direct elements and their direct elements.
+    /// Maximum number of messages, their direct elements, and the direct elements of these elements.
     pub(crate) parts: usize,
 }
 
 impl MessageBounds {
-    /// The limits that remain after a message. `None`: the message exceeds the limits.
+    /// The limits that remain after a message. `None` means that the message exceeds the limits.
     #[must_use]
     pub(crate) fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
@@ -105,7 +105,7 @@ impl MessageBounds {
     }
 }
 
-/// The length-delimited fields of a message, in order. Stops at invalid data.
+/// The length-delimited fields of a message, in order. The iterator stops at invalid data.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Iterator for Fields<'a> {
@@ -135,7 +135,7 @@ fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Prost's codec with limits: the elements of an answer are counted before it is decoded.
+/// Prost's codec with limits. The elements of an answer are counted before the answer is decoded.
 pub(crate) struct BoundedCodec<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,

@@ -2,7 +2,7 @@
 
 use crate::wire::MessageBounds;
 
-/// Limits of one answer over all its messages. The largest nodes stay far below these limits.
+/// Limits of one answer. They apply to all its messages together. The largest nodes need far less.
 pub(crate) const ANSWER: MessageBounds = MessageBounds { bytes: 256 << 20, entries: 500_000, parts: 8_000_000 };
 
 #[cfg(test)]

@@ -46,7 +46,7 @@ impl ContainerdClient {
         self.ask("Leases.Create", lease.as_str(), message).await
     }
 
-    /// Deletes a lease. With `collects`, containerd answers after the next collection. An absent lease is no error.
+    /// Deletes a lease. With `collects`, containerd answers after a garbage collection. An absent lease is no error.
     pub async fn delete_lease(&self, lease: &LeaseId, collects: bool) -> Answer<()> {
         let message = leases::DeleteRequest { id: lease.as_str().to_owned(), sync: collects };
         self.ask_to_remove("Leases.Delete", lease.as_str(), message).await
@@ -56,14 +56,14 @@ impl ContainerdClient {
         self.ask_many("Leases.List", "", ()).await
     }
 
-    /// The resources of a lease. Empty for an absent lease.
+    /// The resources that a lease protects. The list is empty if the lease is absent.
     pub async fn leased(&self, lease: &str) -> Answer<Vec<leases::Resource>> {
         let listed = self.ask_many("Leases.ListResources", lease, lease.to_owned());
         Ok(present(listed.await)?.unwrap_or_default())
     }
 
-    /// Adds a resource to a lease. The resource may be absent. `kind` is `content`, which also protects the content
-    /// that its labels refer to, or `snapshots/SNAPSHOTTER`, which also protects the parents.
+    /// Adds a resource, which may be absent, to a lease. The kind `content` also protects the content to which the
+    /// blob's labels refer. The kind `snapshots/SNAPSHOTTER` also protects the snapshot's parents.
     pub async fn hold(&self, lease: &LeaseId, kind: &str, id: &str) -> Answer<()> {
         let resource = leases::Resource { id: id.to_owned(), r#type: kind.to_owned() };
         let message = leases::AddResourceRequest { id: lease.as_str().to_owned(), resource: Some(resource) };
@@ -84,7 +84,7 @@ impl ContainerdClient {
         self.ask("Snapshots.Commit", &name, message).await
     }
 
-    /// An absent snapshot is no error.
+    /// Removes a snapshot. An absent snapshot is no error.
     pub async fn remove_snapshot(&self, snapshotter: &str, key: &str) -> Answer<()> {
         self.ask_to_remove("Snapshots.Remove", key, of_snapshot(snapshotter, key)).await
     }
@@ -93,17 +93,17 @@ impl ContainerdClient {
         self.list("Snapshots.List", snapshotter, snapshotter.to_owned()).await
     }
 
-    /// The disk usage without parents. containerd walks the tree of an uncommitted snapshot. `None`: absent snapshot.
+    /// The disk usage of a snapshot without its parents. For an uncommitted snapshot, containerd walks the file tree.
     pub async fn usage(&self, snapshotter: &str, key: &str) -> Answer<Option<snapshots::UsageResponse>> {
         present(self.ask("Snapshots.Usage", key, of_snapshot(snapshotter, key)).await)
     }
 
-    /// `None`: the namespace has no blob with this digest.
+    /// Looks up a blob. `None` means that the namespace has no blob with this digest.
     pub async fn content(&self, digest: &str) -> Answer<Option<content::Info>> {
         self.ask_one("Content.Info", digest, digest.to_owned()).await
     }
 
-    /// Sets these labels of a blob. Other labels stay.
+    /// Sets `labels` on a blob and keeps the blob's other labels.
     pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Answer<()> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
@@ -167,7 +167,7 @@ impl ContainerdClient {
         self.ask("Images.Create", &name, One { item: Some(image) }).await
     }
 
-    /// Sets the target and these labels of an image record. Other labels stay.
+    /// Sets the target and the labels of `image` on its record. The record keeps its other labels.
     pub async fn update_image(&self, image: images::Image) -> Answer<()> {
         let name = image.name.clone();
         let labels = image.labels.keys().map(|key| format!("labels.{key}"));
@@ -185,7 +185,7 @@ impl ContainerdClient {
         self.plugins("io.containerd.snapshotter.v1").await
     }
 
-    /// The plugins that store blobs. containerd usually has one.
+    /// The plugins that store blobs. Usually, containerd has only one of them.
     pub(crate) async fn content_stores(&self) -> Answer<Vec<introspection::Plugin>> {
         self.plugins("io.containerd.content.v1").await
     }
@@ -226,7 +226,7 @@ fn expiry(now: SystemTime, lifetime: Duration) -> String {
     Timestamp::try_from(now + lifetime).unwrap_or(Timestamp::MAX).to_string()
 }
 
-/// Sends the messages of one write. The last message is the commit and has the last bytes. Stops if the call has ended.
+/// Sends a blob in several messages. The last message has the last bytes and commits the blob. Stops if the call ends.
 async fn send_steps(
     steps: mpsc::Sender<content::WriteContentRequest>,
     digest: &str,
@@ -260,7 +260,7 @@ async fn send_steps(
     }
 }
 
-/// `None` for `NotFound`.
+/// Converts the error `NotFound` to `None`.
 fn present<A>(answer: Answer<A>) -> Answer<Option<A>> {
     match answer {
         Err(error) if error.code() == Code::NotFound => Ok(None),

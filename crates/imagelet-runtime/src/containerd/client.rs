@@ -17,7 +17,7 @@ use crate::{
 };
 
 const CALL_MAX: Duration = Duration::from_secs(30);
-/// Time limit of long calls: a commit measures a tree, and the end of a lease waits for a garbage collection.
+/// Time limit of long calls. A commit measures a file tree, and the end of a lease waits for a garbage collection.
 const TREE_CALL_MAX: Duration = Duration::from_mins(10);
 
 const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Commit", "Snapshots.Remove"];
@@ -34,7 +34,7 @@ pub struct ContainerdClient {
 }
 
 impl ContainerdClient {
-    /// The first call connects.
+    /// Creates a client that connects at its first call.
     pub fn new(socket: &Path) -> Self {
         let socket: Arc<Path> = socket.into();
         let dialled = Arc::clone(&socket);
@@ -74,7 +74,7 @@ impl ContainerdClient {
             .await
     }
 
-    /// Sends one call and reads the one or more messages of the answer. The deadline covers all messages.
+    /// Sends one call and reads its answer, which may have several messages. The deadline applies to the whole answer.
     pub(crate) async fn read<Q, A, F>(
         &self,
         call: &'static str,
@@ -87,13 +87,13 @@ impl ContainerdClient {
     {
         let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
         let mut request = Request::new(message);
-        // containerd receives the deadline and stops its work at this time.
+        // containerd receives the deadline and stops its work when the deadline passes.
         request.set_timeout(deadline);
         request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {
             request.metadata_mut().insert("containerd-lease", lease.clone());
         }
-        // Boxed, because the large future of a call would enlarge every outer future.
+        // The future of a call is large. The box keeps it out of every outer future.
         match tokio::time::timeout(deadline, Box::pin(send(self.channel.clone(), request))).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => Err(ContainerdError::of_status(&self.socket, call, subject, &status)),
@@ -104,22 +104,22 @@ impl ContainerdClient {
         }
     }
 
-    /// The error of an answer that is invalid or exceeds a limit.
+    /// The error for an answer that is invalid or exceeds a limit.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
         ContainerdError::new(Code::Unknown, &self.socket, call, subject, why)
     }
 }
 
-/// The path of a call such as `Leases.Create`.
+/// The gRPC path of a call that is named like `Leases.Create`.
 pub(crate) fn path(call: &str) -> PathAndQuery {
     let (service, method) = call.split_once('.').expect("a call has a service and a method");
     let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());
     path.try_into().expect("names of calls are letters")
 }
 
-// `One` and `Many` stand for all messages with only field 1. A message with only one text is a `String`.
+// `One` and `Many` represent all messages whose only field has number 1. If this field is a text, `String` is used.
 
-/// A message with one other message, such as `GetImageResponse`.
+/// A message whose only field is another message, such as `GetImageResponse`.
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct One<T: Message + Default> {
@@ -127,7 +127,7 @@ pub struct One<T: Message + Default> {
     pub item: Option<T>,
 }
 
-/// A message with a list of messages, such as `ListImagesResponse` or a page of a list.
+/// A message whose only field is a list of messages, such as `ListImagesResponse` or a page of a streamed list.
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Many<T: Message + Default> {

@@ -13,10 +13,10 @@ use crate::wire::innermost;
 
 const TEXT_BYTES_MAX: usize = 1 << 10;
 
-/// containerd has no code for a full disk, so the error text is searched.
+/// containerd has no code for a full disk, so the error text is searched for these texts.
 const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
-/// The text names the call, the subject, the socket and the cause.
+/// A failed call. The error text names the call, the object of the call, the socket and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ContainerdError {
@@ -41,7 +41,7 @@ impl ContainerdError {
 
     /// `Unavailable`: containerd is unreachable. `Unimplemented`: containerd does not know the call.
     /// `ResourceExhausted`: the disk is full. `DeadlineExceeded`, `AlreadyExists` and `NotFound` have their usual
-    /// meaning. Otherwise `Unknown`.
+    /// meaning. Any other error is `Unknown`.
     pub fn code(&self) -> Code {
         self.code
     }
@@ -54,7 +54,7 @@ impl From<ContainerdError> for RuntimeError {
             Code::Unavailable => (RuntimeErrorKind::Unavailable, ErrorClass::RuntimeUnavailable, Stage::Runtime),
             Code::DeadlineExceeded => (RuntimeErrorKind::TimedOut, ErrorClass::TimedOut, Stage::Runtime),
             Code::ResourceExhausted => (RuntimeErrorKind::DiskFull, ErrorClass::DiskFull, Stage::Disk),
-            // `NotFound` is an object that containerd lacks, and not an image that a registry lacks.
+            // `NotFound` means that containerd lacks an object. It says nothing about the image in the registry.
             _ => (RuntimeErrorKind::Other, ErrorClass::Other, Stage::Runtime),
         };
         RuntimeError::new(kind, error.to_string()).with_fault(Fault::new(class, stage))
@@ -70,7 +70,7 @@ fn code(status: &Status) -> Code {
     }
 }
 
-/// containerd's text on one line and limited in length.
+/// Limits the length of containerd's error text. A text with unprintable characters is quoted.
 fn shown(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
     if text.contains(is_unprintable) { quoted(text) } else { text.to_owned() }

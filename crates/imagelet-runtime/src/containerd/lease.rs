@@ -19,7 +19,7 @@ impl LeaseId {
         Self(format!("{}{first}-{second}-4{third}-8{fourth}-{last}", Self::PREFIX).into())
     }
 
-    /// `None`: another client created the lease.
+    /// Parses the id of a lease that imagelet created. `None` means that another client created the lease.
     pub(crate) fn own(text: &str) -> Option<Self> {
         let is_own = text.starts_with(Self::PREFIX) && text.bytes().all(|byte| byte.is_ascii_graphic());
         is_own.then(|| Self(text.into()))

@@ -8,9 +8,9 @@ use imagelet_core::text::{GoUrl, quoted};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AddressPlatform {
-    /// Sockets with a path, `unix://`.
+    /// On Unix nodes, a runtime listens on a socket with a path (`unix://`).
     Unix,
-    /// Named pipes, `npipe://`, and TCP.
+    /// On Windows nodes, a runtime listens on a named pipe (`npipe://`) or on TCP.
     Windows,
 }
 
@@ -19,18 +19,18 @@ pub enum AddressPlatform {
 pub struct Address {
     /// `unix`: a socket with a path. `tcp`: a host and a port. `npipe`: a named pipe of Windows.
     pub protocol: &'static str,
-    /// The path of a socket or pipe, or the host and port.
+    /// The path of a socket or pipe, or the host and port of a TCP address.
     pub address: String,
-    /// The host of a Unix endpoint, such as `foo` in `unix://foo/bar`. CRI's clients ignore this mistake of the user.
+    /// The host of a Unix endpoint, such as `foo` in `unix://foo/bar`. CRI's clients ignore this user error.
     pub host: String,
 }
 
-/// A text is no address. The message is that of CRI's parser.
+/// The error for a text that is no address. It has the message of CRI's parser.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AddressError {
     message: String,
-    /// Empty: the text has no readable scheme.
+    /// The scheme of the text. It is empty if the text has no readable scheme.
     pub protocol: String,
 }
 
@@ -50,7 +50,7 @@ impl Address {
         };
         let quoted_text = quoted(&text);
         if text.bytes().any(|byte| byte.is_ascii_control()) {
-            // Go accepts a control character in a fragment, but an endpoint is printed as given.
+            // Endpoints are printed unchanged, so control characters are rejected, which Go accepts in a fragment.
             return Err(refused(format!("parse {quoted_text}: net/url: invalid control character in URL"), ""));
         }
         let parsed = GoUrl::parse(&text).and_then(|GoUrl { scheme, host, path }| {
@@ -78,7 +78,7 @@ impl Address {
     /// Parses the address to dial or to listen on. On Unix, a text without a scheme is a path.
     ///
     /// # Errors
-    /// As [`Address::parse`], and on Unix for an address that is no socket.
+    /// If [`Address::parse`] fails, or the address on Unix is no socket.
     pub(crate) fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let address = match Self::parse(text, platform) {
             Err(error) if platform == AddressPlatform::Unix && error.protocol.is_empty() => {
@@ -93,7 +93,7 @@ impl Address {
     }
 }
 
-/// The target for gRPC libraries. A path is dialled without a name lookup.
+/// Converts an address to a target for gRPC libraries. The target of a path prevents a name lookup.
 pub fn client_target(address: &str) -> String {
     let address = match address.strip_prefix("unix://") {
         Some(path) if path.starts_with('/') => path,

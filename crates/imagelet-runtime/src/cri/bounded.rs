@@ -1,8 +1,8 @@
-//! Size limits of a runtime's answers. The limits of a list cover all messages of a stream.
+//! Size limits of a runtime's answers. The limits of a list apply to all messages of a streamed list together.
 
 use crate::{MESSAGE_BYTES_MAX, wire::MessageBounds};
 
-/// The largest nodes stay far below these limits.
+/// Limits of a list. The lists of the largest nodes stay far below these limits.
 pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
 pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 

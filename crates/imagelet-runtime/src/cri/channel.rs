@@ -33,16 +33,16 @@ use crate::{
     wire,
 };
 
-/// Time limit of one attempt: the minimum that CRI requires.
+/// Time limit of one connection attempt. It equals the minimum timeout of CRI's own clients.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// The wait after a failed attempt. `WAIT_JITTER` is its random deviation as a share of the wait.
+/// The wait after the first failed connection attempt. `WAIT_JITTER` is the random deviation as a share of the wait.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_GROWTH: f64 = 1.6;
 const WAIT_JITTER: f64 = 0.2;
 const WAIT_MAX: Duration = Duration::from_secs(3);
 
-/// Connects once, unless the back-off forbids an attempt. The attempt counts as failed until the peer answers a call,
-/// so a peer that accepts and drops connections is not dialled in a loop.
+/// Connects once, or fails without an attempt during a back-off wait. An attempt counts as failed until the peer
+/// answers a call, so a peer that accepts and drops connections is not dialled in a loop.
 async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
     backoff.check(Instant::now())?;
     let connected = match tokio::time::timeout(CONNECT_MAX, UnixStream::connect(path)).await {
@@ -62,7 +62,7 @@ pub(crate) struct Peer {
     endpoint: Endpoint,
     /// The time limit of each call except a pull.
     pub(crate) timeout: Duration,
-    /// Whether lists are streamed. `false` after the runtime rejected a stream. Clones share the value.
+    /// Whether lists are streamed. The value becomes `false` when the runtime rejects a stream. Clones share it.
     streams: Arc<AtomicBool>,
 }
 
@@ -113,14 +113,14 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         trace::inject(request.metadata_mut());
-        // Boxed, because the large future of a call would enlarge every outer future.
+        // The future of a call is large. The box keeps it out of every outer future.
         let answer = trace::follow(call, Box::pin(send(self.channel.clone(), request))).await;
         self.note(answer.as_ref().err());
         answer
     }
 
-    /// Lists with a stream (`docs/spec/cri.md §3.1`), which may exceed one message. Lists with one message if streams
-    /// are off or the runtime does not support them. The partial result of a failed stream is dropped.
+    /// Reads a list as a stream (`docs/spec/cri.md §3.1`), which may exceed one message. Reads it as one message if
+    /// streams are off or the runtime does not support them. Drops the partial result of a failed stream.
     pub(crate) async fn list<A: Message + Default + 'static, T>(
         &self,
         stream: Call,
@@ -157,12 +157,12 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
-        // The peer receives the deadline and stops its work at this time.
+        // The peer receives the deadline and stops its work when the deadline passes.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
             Ok(Ok(answer)) => Ok(answer),
             Ok(Err(status)) => match self.error(call, &status) {
-                // This process did not cancel, so the peer's `Cancelled` means that the deadline passed.
+                // This process did not cancel the call, so the peer's `Cancelled` means that the deadline passed.
                 error if error.kind() == RuntimeErrorKind::Cancelled && Instant::now() >= deadline => {
                     Err(self.timed_out(call))
                 }
@@ -172,18 +172,18 @@ impl Peer {
         }
     }
 
-    /// Resets the back-off after an answer. A status with a cause is from this process and is no answer.
+    /// Resets the back-off if the peer answered. A status with a cause is no answer, because this process created it.
     pub(crate) fn note(&self, failed: Option<&Status>) {
         if failed.is_none_or(|status| status.source().is_none()) {
             self.backoff.reset();
         }
     }
 
-    /// Converts a status. The error of an unreachable peer names the socket.
+    /// Converts a gRPC status to an error. If the peer is unreachable, the error names the socket.
     pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
         let error = error_from_status(call, status);
         match error.kind() {
-            // A pull has no deadline in this process, so the timeout is the peer's own.
+            // Not for a pull: it has no deadline in this process, so a timeout is the peer's and its error is kept.
             RuntimeErrorKind::TimedOut if !matches!(call, Call::Pull) => self.timed_out(call),
             RuntimeErrorKind::Unavailable => RuntimeError::new(
                 RuntimeErrorKind::Unavailable,
@@ -226,7 +226,7 @@ impl Peer {
     }
 }
 
-/// The back-off of gRPC clients (`docs/spec/cri.md §2`). During a wait, calls fail without an attempt.
+/// The back-off of gRPC clients (`docs/spec/cri.md §2`). During a wait, calls fail without a connection attempt.
 #[derive(Debug, Default)]
 struct Backoff(Mutex<Attempts>);
 
@@ -238,7 +238,7 @@ struct Attempts {
 }
 
 impl Backoff {
-    /// During a wait, returns the error of the last attempt.
+    /// Fails during a wait, with the error of the last connection attempt.
     fn check(&self, now: Instant) -> io::Result<()> {
         let state = locked(&self.0);
         match state.until {
@@ -247,7 +247,7 @@ impl Backoff {
         }
     }
 
-    /// Records a failed attempt. `random` is between 0 and 1.
+    /// Records a failed connection attempt. `random` is between 0 and 1 and selects the deviation of the wait.
     fn failed(&self, why: String, now: Instant, random: f64) {
         let mut state = locked(&self.0);
         state.until = Some(now + wait(state.failures, random));

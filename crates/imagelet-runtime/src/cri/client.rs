@@ -28,11 +28,11 @@ const API_VERSION: &str = "0.1.0";
 /// The images of a runtime.
 ///
 /// The first call connects, and calls after an outage reconnect. While the runtime is unreachable, calls fail at once.
-/// Every call except a pull has a deadline. A pull ends if its future is dropped. CRI reports no progress.
+/// Every call except a pull has a deadline. A pull ends if its future is dropped. CRI reports no progress of a pull.
 #[derive(Clone, Debug)]
 pub struct RemoteImageService {
     peer: Peer,
-    /// `None`: a pull may hang forever.
+    /// Detects stalled pulls. `None` means that pulls have no stall limit and may hang forever.
     watch: Option<Arc<StallWatch>>,
 }
 
@@ -44,27 +44,27 @@ impl RemoteImageService {
         Ok(service)
     }
 
-    /// Does not check the peer. The first call connects. Needs a tokio runtime.
+    /// Creates the service without a check of the peer. The first call connects. Must be called in a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)?, watch: None })
     }
 
-    /// Sets whether lists are streamed if the runtime supports streams. A streamed list may exceed one message.
+    /// On: lists are streamed if the runtime supports streams. A streamed list may exceed the limit of one message.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
         self
     }
 
-    /// Ends a pull if the runtime does not answer, or writes no bytes, for this time. Written bytes are only known for
-    /// a containerd with readable folders. A slow pull continues. `None`: no limit.
+    /// Ends a pull if the runtime does not answer, or writes no bytes, for `quiet_max`. Written bytes are only known
+    /// for a containerd with readable folders. A slow pull continues. `None` sets no limit.
     #[must_use]
     pub fn with_stall_max(mut self, quiet_max: Option<Duration>) -> Self {
         self.watch = quiet_max.map(|quiet_max| Arc::new(StallWatch::new(quiet_max)));
         self
     }
 
-    /// Runs work until it ends or the stall watch reports a stall.
+    /// Runs a pull of the image `name` until the pull ends or the stall watch reports a stall.
     async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
         let Some(watch) = &self.watch else { return Ok(work.await) };
         tokio::select! {
@@ -107,7 +107,7 @@ impl RemoteImageService {
 
 #[async_trait]
 impl ImageService for RemoteImageService {
-    /// `status` answers a filter, because containerd ignores filters.
+    /// A filtered list is read with `ImageStatus`, because containerd ignores the filter of `ListImages`.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
             return Ok(self.status(spec).await?.into_iter().collect());
@@ -176,19 +176,19 @@ impl RemoteContainerService {
         Ok(service)
     }
 
-    /// Does not check the peer. The first call connects. Needs a tokio runtime.
+    /// Creates the service without a check of the peer. The first call connects. Must be called in a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
 
-    /// Sets whether lists are streamed if the runtime supports streams. A streamed list may exceed one message.
+    /// On: lists are streamed if the runtime supports streams. A streamed list may exceed the limit of one message.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
         self.peer.stream_lists(on);
         self
     }
 
-    /// The runtime's name and version, without its configuration.
+    /// Queries the runtime's name and version. The configuration of the result is empty.
     pub async fn version(&self) -> Result<RuntimeInfo, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
         convert::check_version(&response)?;
@@ -246,7 +246,7 @@ impl ContainerService for RemoteContainerService {
         Ok(self.ask_container(container_id).await?.is_none())
     }
 
-    /// The verbose answer has the image if the runtime is containerd or CRI-O.
+    /// Reads the image from the verbose status of the sandbox. Only containerd and CRI-O report the image.
     async fn sandbox_image(&self, sandbox_id: &str) -> Result<SandboxImage, RuntimeError> {
         let request = v1::PodSandboxStatusRequest { pod_sandbox_id: sandbox_id.to_owned(), verbose: true };
         let response = self.peer.ask(Call::Runtime("PodSandboxStatus"), request).await;
@@ -268,7 +268,7 @@ fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// `None` for `NotFound`.
+/// Converts the error `NotFound` to `None`.
 fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
     match answer {
         Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),

@@ -9,10 +9,10 @@ use std::{
 
 use crate::cri::address::{Address, AddressError, AddressPlatform};
 
-/// The kernel's limit: `sun_path` without its final NUL.
+/// The kernel's limit of a socket path: the size of `sun_path` without the final NUL.
 pub(crate) const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// The absolute path of a unix socket. Printed as the URL from which it was parsed, or as `unix://PATH`.
+/// The absolute path of a unix socket. It is printed as the text from which it was parsed, or as `unix://PATH`.
 ///
 /// ```
 /// use imagelet_runtime::cri::Endpoint;
@@ -33,7 +33,7 @@ pub enum EndpointError {
     Missing,
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// A relative path. CRI's clients parse the first part of such a path as a host and ignore the host.
+    /// The path is relative. CRI's clients parse the first part of a relative path as a host and ignore the host.
     #[error("{0:?} does not name the absolute path of a socket\nhint: write unix:///PATH, with three slashes")]
     Relative(String),
     #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]

@@ -1,4 +1,4 @@
-//! The runtime's identity and configuration, from its CRI answers. Native imports depend on them.
+//! The runtime's identity and configuration, from its CRI answers. Native imports depend on these values.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -11,23 +11,23 @@ use imagelet_core::{
 };
 
 const RUNTIME: &str = "containerd";
-/// The only supported snapshotter. Its snapshots are plain folders, which overlayfs stacks.
+/// The only snapshotter that imports support. Its snapshots are plain folders, which overlayfs stacks.
 pub(crate) const OVERLAYFS: &str = "overlayfs";
 const SNAPSHOTTER_FOLDER: &str = "io.containerd.snapshotter.v1.";
-/// The staging folder of imports below containerd's root, on the mount of the snapshots. It is outside the
-/// snapshotter's folder, where containerd removes unknown entries.
+/// The name of the staging folder of imports. This folder is in containerd's root, on the mount of the snapshots. It is
+/// outside the snapshotter's folder, because containerd removes unknown entries of the snapshotter's folder.
 const STAGING_FOLDER: &str = "imagelet-staging";
 const JSON_BYTES_MAX: usize = 4 << 20;
 const NAME_BYTES_MAX: usize = 1024;
 const FOLDERS_MAX: usize = 64;
-/// The condition in which containerd reports deprecated settings by their ids.
+/// The status condition in which containerd reports deprecated settings by their ids.
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
 /// Parts of the ids of deprecated registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeInfo {
-    /// `containerd`, `cri-o`, …
+    /// The name of the runtime, such as `containerd` or `cri-o`.
     pub name: String,
     pub version: String,
     /// The distinct folders of the runtime's snapshotters.
@@ -43,12 +43,12 @@ pub struct SnapshotterPlace {
     pub snapshotter: String,
 }
 
-/// The configuration on which imports depend.
+/// The part of the runtime's configuration that imports need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfiguration {
-    /// The default snapshotter of images. `None`: not reported.
+    /// The default snapshotter of images. `None` means that the runtime does not report it.
     pub snapshotter: Option<String>,
-    /// The snapshotter by runtime handler. An empty name is the default snapshotter.
+    /// The snapshotter of each runtime handler. An empty text means the default snapshotter.
     pub handlers: BTreeMap<String, String>,
     pub sandbox_images: Vec<String>,
     pub registries: RegistrySettings,
@@ -57,18 +57,18 @@ pub struct RuntimeConfiguration {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RegistrySettings {
     Reported {
-        /// Folders that contain `HOST/hosts.toml`, in order.
+        /// Folders that contain `HOST/hosts.toml`, in search order.
         folders: Vec<PathBuf>,
-        /// Registries with mirrors. `*` means all registries.
+        /// Registries with configured mirrors. `*` means all registries.
         mirrors: BTreeSet<String>,
-        /// Hosts with credentials or certificates.
+        /// Hosts with configured credentials or certificates.
         configs: BTreeSet<String>,
-        /// Whether requests get headers other than `User-Agent`.
+        /// Whether the runtime adds configured headers to registry requests. `User-Agent` does not count.
         has_headers: bool,
     },
     /// The runtime does not report registry settings.
     Hidden {
-        /// The runtime warns of deprecated settings (mirrors, credentials, certificates), or its report is unreadable.
+        /// Whether the runtime warns of deprecated registry settings, or its report is unreadable.
         has_unread: bool,
     },
 }
@@ -82,7 +82,7 @@ impl Default for RegistrySettings {
 impl RegistrySettings {
     fn reported(registry: &Members<'_>) -> Self {
         let folders: String = registry.get("configPath").unwrap_or_default();
-        // Older configurations use the endpoint address as the key of credentials.
+        // Older configurations store credentials by endpoint address instead of by host.
         let of_address = |address: String| {
             let host = address.split_once("://").map_or(address.as_str(), |(_, rest)| rest);
             host.split('/').next().unwrap_or_default().to_owned()
@@ -96,7 +96,7 @@ impl RegistrySettings {
         }
     }
 
-    /// A setting for the registry that imagelet does not support. `None`: no such setting.
+    /// A setting for the registry that imagelet does not support. `None` means that imagelet supports all settings.
     pub fn unread(&self, registry: &str) -> Option<&'static str> {
         let hosts: &[&str] = if is_docker_hub(registry) { &DOCKER_HUB_NAMES } else { &[registry] };
         let names = |set: &BTreeSet<String>| hosts.iter().any(|host| set.contains(*host));
@@ -111,22 +111,22 @@ impl RegistrySettings {
 }
 
 impl RuntimeInfo {
-    /// A runtime without a known configuration.
+    /// A runtime whose configuration is unknown.
     pub fn named(name: String, version: String) -> Self {
         Self { name, version, ..Self::default() }
     }
 
-    /// Only containerd supports imports.
+    /// Whether the runtime is containerd, which is the only runtime with imports.
     pub(crate) fn is_containerd(&self) -> bool {
         self.name == RUNTIME
     }
 
-    /// The location of the layers for imports.
+    /// The location of the snapshotter into which imports move layers.
     pub fn place(&self) -> Option<&SnapshotterPlace> {
         self.places.iter().find(|place| place.snapshotter == OVERLAYFS)
     }
 
-    /// The default snapshotter of images. `None`: several exist and the default is not reported.
+    /// The default snapshotter of images, if the runtime reports it or has only one snapshotter.
     pub fn snapshotter(&self) -> Option<&str> {
         match (&self.configuration.snapshotter, &self.places[..]) {
             (Some(reported), _) => Some(reported),
@@ -179,7 +179,7 @@ impl RuntimeConfiguration {
         let read = text.filter(|text| text.len() <= JSON_BYTES_MAX).and_then(|text| Members::of(text));
         let warnings = conditions.get(DEPRECATIONS).map(String::as_str).unwrap_or_default();
         let is_warned = DEPRECATED_REGISTRY.iter().any(|id| warnings.contains(id));
-        // An unreadable report may contain any setting.
+        // An unreadable report may contain any registry setting.
         let has_unread = is_warned || (text.is_some() && read.is_none());
         let read = read.unwrap_or_default();
         let containerd = read.object("containerd");

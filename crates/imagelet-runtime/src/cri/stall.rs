@@ -26,13 +26,13 @@ const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     Silent,
-    /// The runtime answers, and its folders are unreadable.
+    /// The runtime answers, but its written bytes are unknown.
     Answers,
     /// The runtime answers, and its written bytes are known.
     Wrote(Written),
 }
 
-/// Any difference between two observations is activity.
+/// The bytes that a runtime has written so far. Any difference between two observations is activity.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Written {
     snapshots: Vec<(u64, Option<u64>)>,
@@ -54,7 +54,7 @@ pub(crate) struct StallWatch {
     pulse: Mutex<Pulse>,
 }
 
-/// The observations, and the decision without I/O.
+/// The last observations of a runtime. From them, a function without I/O decides whether a pull has stalled.
 #[derive(Debug, Default)]
 struct Pulse {
     written: Option<Written>,
@@ -81,7 +81,7 @@ impl Pulse {
         }
     }
 
-    /// Whether a pull that started at `began` has stalled.
+    /// Returns why a pull that started at `began` counts as stalled, or `None` if it does not.
     fn verdict(&self, began: Instant, quiet_max: Duration, now: Instant) -> Option<Stalled> {
         let lived_at = self.lived_at.map_or(began, |at| at.max(began));
         let is_over = now.saturating_duration_since(lived_at) >= quiet_max;
@@ -102,7 +102,7 @@ impl StallWatch {
             sleep(every).await;
             let mut pulse = self.pulse.lock().await;
             if pulse.looked_at.is_none_or(|at| at.elapsed() >= every / 2) {
-                // A hanging observation counts as no answer and does not delay the end of the pull.
+                // An observation that hangs counts as no answer, so that it does not delay the end of the pull.
                 let until = Instant::now() + (self.quiet_max / 2).min(LOOK_EVERY_MAX);
                 let found = timeout_at(until, look()).await.unwrap_or(Look::Silent);
                 pulse.note(found, Instant::now());
@@ -114,7 +114,7 @@ impl StallWatch {
     }
 }
 
-/// The written bytes of a runtime. `None`: its folders are not containerd's or not readable. Reads the disk.
+/// Reads from disk how much a runtime has written. `None` means that its folders are unreadable or not containerd's.
 pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
     let root = filesystems.images.iter().find_map(|place| SnapshotterPlace::of(&place.mountpoint))?.root;
     let ingests = ingests(&root.join(INGESTS))?;
@@ -124,7 +124,7 @@ pub(crate) fn written(filesystems: &ImageFilesystems) -> Option<Written> {
 
 fn ingests(folder: &Path) -> Option<Vec<(OsString, u64)>> {
     let entries = fs::read_dir(folder).ok()?.flatten().take(INGESTS_MAX);
-    // A fetch that has just ended has size 0. This change is activity, too.
+    // The file of a fetch that has just ended is absent and counts as 0 bytes. This change is activity, too.
     let sized = |entry: fs::DirEntry| {
         let size = fs::symlink_metadata(entry.path().join(INGESTED)).map_or(0, |file| file.len());
         (entry.file_name(), size)

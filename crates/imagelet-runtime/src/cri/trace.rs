@@ -45,7 +45,7 @@ pub(crate) struct TraceContext {
 }
 
 impl TraceContext {
-    /// Reads the trace of a call. Empty: `traceparent` is absent or invalid.
+    /// Reads the trace of a call. The result is empty if `traceparent` is absent or invalid.
     pub(crate) fn of(metadata: &MetadataMap) -> Self {
         let Some((parent, caller)) = metadata.get(PARENT).and_then(|it| Some((it, read_parent(it.as_bytes())?))) else {
             return Self::default();
@@ -76,7 +76,7 @@ pub struct CallerTrace {
     pub is_sampled: bool,
 }
 
-/// The caller's span of the CRI call that this task answers. `None`: outside a call, or a call without a trace.
+/// The caller's span of the CRI call that this task answers, or `None` outside a call and without a trace.
 pub fn current_trace() -> Option<CallerTrace> {
     CURRENT.try_with(|current| current.caller).ok()?
 }
@@ -90,7 +90,7 @@ pub(crate) fn inject(metadata: &mut MetadataMap) {
     });
 }
 
-/// Parses `00-TRACE-SPAN-FLAGS`. Later versions may append fields.
+/// Parses a `traceparent` of the form `00-TRACE-SPAN-FLAGS`. Later versions of the format may append fields.
 fn read_parent(header: &[u8]) -> Option<CallerTrace> {
     let mut parts = header.split(|byte| *byte == b'-');
     let ([version], trace) = (hex(parts.next()?)?, hex(parts.next()?)?);

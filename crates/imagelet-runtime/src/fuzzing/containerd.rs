@@ -25,7 +25,7 @@ pub struct Lists {
     pub elsewhere: HashSet<String>,
 }
 
-/// `usage` returns the bytes and inodes of a snapshot.
+/// `usage` gets a snapshotter and a snapshot's name, and returns the snapshot's bytes and inodes.
 pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64)>) -> Result<LayerGraph, String> {
     let Lists { images, contents, snapshots, leased, elsewhere } = lists.clone();
     let mut listed = Listed { images, contents, snapshots, leased, elsewhere, ..Listed::default() };
@@ -38,13 +38,13 @@ pub fn layer_graph(lists: &Lists, usage: impl Fn(&str, &str) -> Option<(u64, u64
     listed.graph().map_err(|error| error.to_string())
 }
 
-/// `now` is in seconds since 1970.
+/// Whether a lease has expired. `now` is in seconds since 1970. `None` means that `now` is out of range.
 pub fn lease_has_ended(labels: BTreeMap<String, String>, now: i64) -> Option<bool> {
     let lease = leases::Lease { id: String::new(), labels };
     Some(has_expired(&lease, Timestamp::from_second(now).ok()?))
 }
 
-/// The label with the source repositories of a blob after a pull of `reference`.
+/// The label with a blob's source repositories after a pull of `reference`. `before` has the labels before the pull.
 pub fn label_of_source(reference: &Reference, before: &BTreeMap<String, String>) -> Option<(String, String)> {
     source_label(reference, before)
 }

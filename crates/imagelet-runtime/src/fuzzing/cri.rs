@@ -18,7 +18,7 @@ use crate::cri::{
     server, v1,
 };
 
-/// The image of a request, and the request that is encoded from this image.
+/// Decodes a request. Returns the image of the request, and a request that is encoded from this image.
 pub fn requested_image(bytes: &[u8]) -> Option<(ImageSpec, Vec<u8>)> {
     let request = v1::ImageStatusRequest::decode(bytes).ok()?;
     let spec = convert::spec_from_wire(request.image);
@@ -26,12 +26,12 @@ pub fn requested_image(bytes: &[u8]) -> Option<(ImageSpec, Vec<u8>)> {
     Some((spec, v1::ImageStatusRequest { image, verbose: request.verbose }.encode_to_vec()))
 }
 
-/// `None`: the request selects all images, or the bytes are no request.
+/// The image that a list request selects. `None` means that it selects all images, or that the bytes are no request.
 pub fn requested_filter(bytes: &[u8]) -> Option<ImageSpec> {
     convert::filter_from_wire(v1::ListImagesRequest::decode(bytes).ok()?.filter)
 }
 
-/// The pull of a request, and the request to a runtime that is encoded from this pull.
+/// Decodes a request. Returns its pull, and the request to a runtime that is encoded from this pull.
 pub fn requested_pull(bytes: &[u8]) -> Option<Result<(PullRequest, Vec<u8>), RuntimeError>> {
     let request = v1::PullImageRequest::decode(bytes).ok()?;
     let pull = convert::pull_from_wire(request, &Handlers::Any);
@@ -67,13 +67,13 @@ pub fn listed_sandboxes(bytes: &[u8]) -> Option<Vec<Sandbox>> {
     Some(sandboxes.into_iter().filter_map(convert::sandbox_from_wire).collect())
 }
 
-/// The images of a container's volumes. `None`: the bytes are no answer.
+/// The images of a container's volumes. `None` means that the bytes are no container status.
 pub fn volumes(bytes: &[u8]) -> Option<Result<Vec<String>, RuntimeError>> {
     let status = v1::ContainerStatusResponse::decode(bytes).ok()?.status.unwrap_or_default();
     Some(convert::check_container_status(&status).map(|()| convert::volumes_from_wire(status)))
 }
 
-/// The errors of these bytes as answers to `Version`, `Status` and `PodSandboxStatus`.
+/// Checks the bytes as answers to `Version`, `Status` and `PodSandboxStatus`, and returns the errors.
 pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
     fn refusal<A: Message + Default>(
         bytes: &[u8],
@@ -89,7 +89,7 @@ pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
     refusals.into_iter().flatten().collect()
 }
 
-/// The counted entries and parts of these bytes as a list and as a single answer.
+/// The numbers of entries and parts that are counted in a message: for a list, and for a single answer.
 pub fn counted(bytes: &[u8]) -> Option<[(usize, usize); 2]> {
     let used = |bounds: crate::wire::MessageBounds| {
         let left = bounds.less(bytes)?;

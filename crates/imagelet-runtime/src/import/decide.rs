@@ -13,9 +13,9 @@ use tokio::time::Instant;
 
 use crate::cri::{OVERLAYFS, RuntimeInfo};
 
-/// containerd's pod annotation for the handler of a pull.
+/// The pod annotation that selects the runtime handler of a pull in containerd.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
-/// After a successful forward, further pulls from the registry are forwarded for this time.
+/// After a forwarded pull has succeeded, further pulls from its registry are forwarded for this time.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
 
@@ -34,8 +34,8 @@ named_enum! {
     }
 }
 
-/// Returns the runtime if an import is permitted. The site may still fail to open. `request` is `None` for pulls in
-/// general. `is_preferred`: a forward to the image's registry has recently succeeded.
+/// Returns the runtime if an import is permitted. Without a `request`, checks only the conditions of all pulls.
+/// `is_preferred` means that the runtime has recently pulled from the image's registry after a failed import.
 pub(super) fn import_target<'a>(
     mode: ImportMode,
     runtime: &'a Result<RuntimeInfo, ForwardReason>,
@@ -76,7 +76,7 @@ pub(super) fn import_target<'a>(
     Ok(runtime)
 }
 
-/// containerd uses the snapshotter of the handler for the handler's images, so this snapshotter must be supported.
+/// containerd unpacks an image with the snapshotter of its handler, so imports must support this snapshotter.
 fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
     let annotated = image.annotations.iter().filter(|(key, _)| key == HANDLER_ANNOTATION).map(|(_, handler)| handler);
     for handler in annotated.chain([&image.runtime_handler]).filter(|handler| !handler.is_empty()) {
@@ -93,7 +93,7 @@ fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), Forward
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) runtime: RuntimeInfo,
-    /// The start of the surveyed runtime, as `ImportSite::incarnation` identifies it.
+    /// Identifies the start of the surveyed runtime (`ImportSite::incarnation`).
     pub(super) incarnation: Option<String>,
     pub(super) at: Instant,
 }
@@ -112,7 +112,7 @@ impl Survey {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// The runtime pulls the image. `remember`: after a success, the registry's further pulls are forwarded, too.
+    /// Forwards the pull. If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
     Forward { remember: bool },
     /// The pull fails.
     Fail,
@@ -122,11 +122,11 @@ pub(super) enum AfterFailure {
 pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &PullRequest) -> AfterFailure {
     use ErrorClass as C;
     let (stage, fault) = (failed.stage, failed.cause.fault());
-    // The runtime's own pull of an artifact would succeed without a file. A later pull may be imported.
+    // An artifact is not forwarded, because the runtime would unpack no file of it. A later import may succeed.
     if mode != ImportMode::Auto || request.platform.is_some() || stage == ImportStage::Unusable || failed.is_artifact {
         return AfterFailure::Fail;
     }
-    // The runtime has the records but does not list the image. Its own pull completes the image.
+    // containerd has the image records but may not list the image. containerd's own pull completes the image.
     if stage == ImportStage::Recorded {
         let is_hidden = fault.class == C::TimedOut && fault.stage == Stage::Runtime;
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
@@ -156,7 +156,7 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
 /// Whether a pod that mounts this image sees an empty folder. containerd's own pull unpacks no file of an artifact.
 pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
     let Some(config) = pulled.config.as_ref().and_then(|config| Members::of(config.as_str())) else { return false };
-    // An image without layers (`FROM scratch`) still has an image configuration. Shims run a WebAssembly module.
+    // An image without layers (`FROM scratch`) still has an image configuration. A WebAssembly module is not mounted.
     let is_image = config.object("rootfs").get::<&str>("type") == Some("layers");
     pulled.layers.is_empty() && !is_image && config.get::<&str>("architecture") != Some("wasm")
 }

@@ -32,31 +32,31 @@ use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
 const SURVEY_MAX: Duration = Duration::from_secs(5);
 /// Pulls reuse a survey for this time.
 const SURVEY_FRESH: Duration = Duration::from_mins(1);
-/// If a survey fails, a successful survey of at most this age is used, because a busy runtime does not change.
+/// If a survey fails, the last successful survey is used up to this age, because the runtime may only be busy.
 const SURVEY_RECENT: Duration = Duration::from_mins(10);
-/// Time limit to open staging and the runtime's own API.
+/// Time limit for opening the staging folder and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
 /// The interval of surveys. It is shorter than `SURVEY_FRESH`, so pulls find a fresh survey.
 const WATCH_PERIOD: Duration = Duration::from_secs(50);
 const ROUTES_MAX: usize = 32;
 
-/// Opens the resources of imports for a runtime.
+/// Access to a runtime into which pulls are imported.
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
-    /// Reads the runtime's identity and configuration. Only containerd needs more than name and version.
+    /// Reads the runtime's name and version, and the configuration of a containerd.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
     /// The runtime's socket, for error messages.
     fn socket(&self) -> &Path;
 
-    /// Identifies a start of the runtime without a call. `None`: the runtime does not run.
+    /// Identifies the current start of the runtime without a call to it. `None` means that the runtime does not run.
     fn incarnation(&self) -> Option<String>;
 
-    /// Opens staging and the runtime's own API.
+    /// Opens the staging folder and the runtime's own API.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason>;
 
     /// Fetches and imports an image, if the site is open. Returns after the runtime lists the image and the image is on
-    /// disk. Dropping the future cancels the import. A background task then releases its resources in the runtime.
+    /// disk. Dropping the future cancels the import. A background task then releases the import's lease.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
     /// The hosts that an import of an image may contact in addition to its registry.
@@ -69,7 +69,7 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
-/// The parameters of an open site. A change of any parameter reopens the site.
+/// The parameters with which the site was opened. If one of them changes, the site is opened again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct SiteKey {
     version: String,
@@ -79,7 +79,7 @@ struct SiteKey {
 
 #[derive(Clone, Debug)]
 pub struct RouteTaken {
-    /// The end of the pull.
+    /// The time at which the pull ended.
     pub at: SystemTime,
     pub image: String,
     pub route: PullRoute,
@@ -91,7 +91,7 @@ pub struct RouteTaken {
 pub struct ImportHealth {
     pub mode: ImportMode,
     pub runtime: Result<RuntimeInfo, ForwardReason>,
-    /// Why pulls are not imported. `None`: pulls are imported.
+    /// The reason why pulls are not imported. `None` means that pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
 
@@ -101,7 +101,7 @@ pub struct ImportingImages {
     inner: Arc<dyn ImageService>,
     site: Arc<dyn ImportSite>,
     mode: ImportMode,
-    /// Locked while a site is opened.
+    /// Locked while the site is opened, so that concurrent pulls open it only once.
     opening: tokio::sync::Mutex<()>,
     closing: CancellationToken,
     shared: Mutex<Shared>,
@@ -135,7 +135,7 @@ impl ImportingImages {
         Self { inner, site, mode, opening, closing, shared: Mutex::default(), metrics }
     }
 
-    /// Checks periodically whether imports are possible, so that no pull has to wait. Ends when the images are dropped.
+    /// Checks periodically whether imports are possible, so that no pull waits for it. Ends when `images` is dropped.
     pub async fn watch(images: Weak<Self>) {
         let mut last = None;
         loop {
@@ -169,7 +169,7 @@ impl ImportingImages {
         ImportHealth { mode: self.mode, runtime, obstacle }
     }
 
-    /// The newest route is last.
+    /// The routes of the last pulls. The newest route is last.
     pub fn recent_routes(&self) -> Vec<RouteTaken> {
         locked(&self.shared).routes.iter().cloned().collect()
     }
@@ -180,7 +180,7 @@ impl ImportingImages {
         self.site.close().await;
     }
 
-    /// Reuses a survey younger than `age_max`, or surveys the runtime. After a failure, a recent survey is valid.
+    /// Reuses a survey younger than `age_max`, or surveys the runtime. If this fails, an older survey may be used.
     async fn survey(&self, age_max: Duration) -> Result<RuntimeInfo, ForwardReason> {
         let incarnation = self.site.incarnation();
         let known = |age_max| {
@@ -211,7 +211,7 @@ impl ImportingImages {
         known(SURVEY_RECENT).ok_or(ForwardReason::RuntimeUnknown(failed))
     }
 
-    /// Drops the survey, because another runtime may run after the outage.
+    /// Drops the survey after an outage, because another runtime may run on the socket afterwards.
     fn forget_runtime(&self) {
         let mut shared = locked(&self.shared);
         (shared.survey, shared.opened) = (None, None);
@@ -284,7 +284,7 @@ impl ImportingImages {
         }
     }
 
-    /// `remember`: after a success, further pulls from the registry are forwarded, too.
+    /// Forwards a pull. If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
     async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason, remember: bool) -> Result<ImageId, RuntimeError> {
         let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));
@@ -308,7 +308,7 @@ impl ImportingImages {
         pulled
     }
 
-    /// Whether pods see an empty folder of the pulled image. Runtimes other than containerd mount artifacts.
+    /// Whether a pod that mounts the image sees an empty folder. Runtimes other than containerd mount artifacts.
     async fn shows_empty_folder(&self, image: &ImageSpec) -> bool {
         if !self.survey(SURVEY_FRESH).await.is_ok_and(|runtime| runtime.is_containerd()) {
             return false;
@@ -317,7 +317,7 @@ impl ImportingImages {
         details.ok().and_then(Result::ok).flatten().is_some_and(|details| is_empty_folder(&details))
     }
 
-    /// Removes an artifact that the runtime pulled without files, so that a later pull imports the artifact.
+    /// Removes an artifact that the runtime pulled without files. Returns the pull's error. A later pull may import it.
     async fn withdraw(&self, request: &PullRequest, reason: &ForwardReason) -> RuntimeError {
         let image = shown_name(&request.image.image);
         if let Some(registry) = registry_of(request) {
@@ -348,7 +348,7 @@ impl ImportingImages {
     }
 }
 
-/// The error of a pull that must not be forwarded. A temporary reason becomes an error that clients retry.
+/// The error of a pull that must not be forwarded. If the reason is temporary, clients retry a pull with this error.
 fn not_importable(image: &str, reason: &ForwardReason) -> RuntimeError {
     let (kind, hint) = match reason {
         ForwardReason::NameInvalid => {

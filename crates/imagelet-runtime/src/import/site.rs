@@ -31,7 +31,7 @@ pub struct RuntimeSite {
     pub containers: RemoteContainerService,
     pub images: Arc<dyn ImageService>,
     pub socket: PathBuf,
-    /// Fetch and unpack settings. The runtime's root and registry settings replace the configured ones.
+    /// Settings for fetching and unpacking. The runtime's root and registry folders replace the configured folders.
     pub engine: EngineConfig,
     /// Sandbox images in addition to those that the runtime reports.
     pub sandbox_images: Vec<String>,
@@ -49,13 +49,13 @@ pub struct Opened {
 }
 
 impl RuntimeSite {
-    /// Opens the engine that stages layers. The engine is reused until staging or registry settings change.
+    /// Opens the engine that stages layers. An open engine is reused if its configuration is unchanged.
     async fn open_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, ForwardReason> {
         {
             let mut opened = locked(&self.opened);
             match &opened.engine {
                 Some((before, engine)) if *before == config => return Ok(Arc::clone(engine)),
-                // The engine releases the folder after its running imports have ended.
+                // The old engine releases the staging folder after its running imports have ended.
                 _ => (opened.engine, opened.importer) = (None, None),
             }
         }
@@ -77,7 +77,7 @@ impl ImportSite for RuntimeSite {
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError> {
         let runtime = self.containers.version().await?;
         if !runtime.is_containerd() {
-            // CRI-O is not queried, because it reads all its files to report its disks.
+            // Other runtimes are not queried further, because CRI-O reads all its files to report its disk usage.
             return Ok(runtime);
         }
         let (mut configuration, filesystems) =
@@ -114,7 +114,7 @@ impl ImportSite for RuntimeSite {
             config.registry.hosts_dirs.clone_from(folders);
         }
         let engine = self.open_engine(config).await?;
-        // The owner of the staging folder runs all imports, so other leases are from ended processes.
+        // This process owns the staging folder, so no other process imports, and all other leases are stale.
         let released = containerd.release_stale().await.map_err(|error| ForwardReason::of_api(&error))?;
         if released > 0 {
             tracing::info!(released, "the runtime released what imports of a former run held");

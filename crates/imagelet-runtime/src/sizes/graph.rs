@@ -20,18 +20,18 @@ use crate::containerd::{
     v1::{content, images, leases, snapshots},
 };
 
-/// Label of a document that refers to a blob. A suffix starts with `.` or `/`.
+/// The label with which a document refers to a blob. An optional suffix of the label starts with `.` or `/`.
 const REFERS_TO_CONTENT: &str = "containerd.io/gc.ref.content";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
-/// Label of a document that refers to a snapshot. The snapshotter's name follows.
+/// Prefix of the label with which a document refers to a snapshot. The snapshotter's name follows the prefix.
 const REFERS_TO_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
-/// Labels that keep a resource without a reference: always, for a time, or as long as another resource exists.
+/// Labels that keep an unreferenced resource: always, for a time, or as long as another resource exists.
 const STAYS: [&str; 4] =
     ["containerd.io/gc.root", "containerd.io/gc.expire", "containerd.io/gc.bref.", "containerd.io/gc.cond."];
 const LEASED_CONTENT: &str = "content";
 const LEASED_SNAPSHOT: &str = "snapshots/";
 
-/// A blob's file uses whole blocks.
+/// The size of a disk block. The file of a blob uses whole blocks.
 const BLOCK_BYTES: u64 = 4 << 10;
 /// Limit of followed references: about 100 times the references of 10,000 images.
 const STEPS_MAX: usize = 50_000_000;
@@ -43,7 +43,7 @@ pub(crate) struct Listed {
     /// Snapshots by snapshotter. A snapshotter is absent if its snapshots could not be listed.
     pub(crate) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
     pub(crate) leased: Vec<leases::Resource>,
-    /// Digests of blobs that other namespaces also list.
+    /// Digests of the blobs of all other namespaces.
     pub(crate) elsewhere: HashSet<String>,
     /// Usage of committed snapshots. A snapshot without reported usage is absent.
     pub(crate) usages: HashMap<CommittedSnapshot, Freed>,
@@ -58,21 +58,21 @@ pub(crate) struct CommittedSnapshot {
     pub(crate) created_at: (i64, i32),
 }
 
-/// The folders of the parts, as far as containerd reports them.
+/// The folders in which containerd stores blobs and snapshots, as far as containerd reports them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PartFolders {
     pub(crate) contents: Option<Arc<Path>>,
-    /// By snapshotter.
+    /// The snapshot folder of each snapshotter.
     pub(crate) snapshots: HashMap<String, Arc<Path>>,
 }
 
-/// The lists have more references than those of any real containerd.
+/// The error for lists with more references than any real containerd has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
 pub(crate) struct TooEntangled;
 
 impl Listed {
-    /// The committed snapshots that images reach.
+    /// The committed snapshots that are reachable from image records.
     pub(crate) fn committed(&self) -> Result<Vec<CommittedSnapshot>, TooEntangled> {
         let mut nodes = Nodes::of(self);
         let roots: Vec<u32> = self.images.iter().flat_map(|record| nodes.roots(record)).collect();
@@ -90,7 +90,7 @@ impl Listed {
         let mut held = nodes.holders(self);
         let ids: HashSet<&str> =
             self.images.iter().map(|record| record.name.as_str()).filter(|name| is_id(name)).collect();
-        // Most records of one image name the same target.
+        // A walk is reused for equal roots, because most records of one image name the same target.
         let mut reached: HashMap<Vec<u32>, Arc<Reached>> = HashMap::new();
         let mut images: BTreeMap<ImageId, BTreeSet<u32>> = BTreeMap::new();
         for record in &self.images {
@@ -112,7 +112,7 @@ impl Listed {
     }
 }
 
-/// Number of folders that a snapshotter creates around each snapshot and does not report. `None`: unknown.
+/// How many unreported folders a snapshotter creates around each snapshot. `None` means an unknown number.
 fn own_folders(snapshotter: &str) -> Option<u64> {
     match snapshotter {
         // The snapshot's folder and `work`.
@@ -137,18 +137,18 @@ fn is_id(name: &str) -> bool {
     name.parse::<Digest>().is_ok()
 }
 
-/// All resources with their numbers: blobs first, then snapshots.
+/// All blobs and snapshots, each with a number. The numbers of the snapshots follow those of the blobs.
 struct Nodes<'a> {
     contents: HashMap<&'a str, u32>,
     snapshots: HashMap<(&'a str, &'a str), u32>,
-    /// The snapshotter and the snapshot of each number after the blobs.
+    /// All snapshots with their snapshotters, in the order of their numbers.
     listed: Vec<(&'a str, &'a snapshots::Info)>,
     references: Vec<Vec<u32>>,
     configs: Vec<Option<&'a str>>,
-    /// References to snapshots whose snapshotter has no list.
+    /// For each resource, its references to snapshots of a snapshotter that could not be listed.
     unseen: Vec<Vec<(&'a str, &'a str)>>,
     steps_left: usize,
-    /// The number of the last walk that visited each resource.
+    /// For each resource, the number of the last walk that visited it.
     seen: Vec<usize>,
     walk: usize,
 }
@@ -226,7 +226,7 @@ impl<'a> Nodes<'a> {
         roots
     }
 
-    /// The roots other than images: leases, labels, snapshots in use, and other namespaces.
+    /// Resources that are kept without an image: by leases, labels or other namespaces, and uncommitted snapshots.
     fn holders(&self, listed: &Listed) -> Vec<u32> {
         let leased = listed.leased.iter().filter_map(|resource| {
             if resource.r#type == LEASED_CONTENT {
@@ -261,9 +261,9 @@ impl<'a> Nodes<'a> {
         Ok(found)
     }
 
-    /// The parts of images: blobs and committed snapshots.
+    /// Builds the graph of the images' parts: blobs and committed snapshots. No image removal frees parts in `held`.
     fn graph(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> LayerGraph {
-        // Parts without a size: the length is invalid, or the snapshotter does not report the usage.
+        // `unmeasured` counts parts of unknown size: the blob's length is invalid, or the snapshot's usage is unknown.
         let (mut layers, mut unmeasured) = (Vec::new(), 0);
         let (mut places, mut unseen) = (HashMap::new(), HashSet::new());
         let mut place = |node: u32| {

@@ -1,6 +1,6 @@
 //! Exact sizes of containerd's images: shared parts, the disk usage of each part, and which images are artifacts.
 //!
-//! The data is from containerd's own records. No tree is walked and no blob is read.
+//! The sizes are from containerd's own records. imagelet walks no file tree and reads no blob.
 
 mod graph;
 
@@ -42,7 +42,7 @@ const IMAGES_KNOWN_MAX: usize = 20_000;
 
 /// Time limit of the query for artifacts. A list of images waits for this query.
 const ARTIFACTS_MAX: Duration = Duration::from_secs(2);
-/// The wait after a failed query for artifacts. Until then, lists name no new artifact.
+/// The wait after a failed query for artifacts. During this wait, lists of images mark no new artifact.
 const ARTIFACTS_AGAIN: Duration = Duration::from_secs(10);
 
 const EXPIRES: &str = "containerd.io/gc.expire";
@@ -53,9 +53,9 @@ pub struct ContainerdSizes {
     survey_max: Duration,
     /// The snapshot usages of the last survey. The usage of a committed snapshot never changes.
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
-    /// The images of earlier lists. `Some`: the image is an artifact. The image of an id never changes.
+    /// The images of earlier lists, with `Some` for an artifact. Entries stay valid: the image of an id never changes.
     artifacts: Mutex<HashMap<ImageId, Option<Arc<Artifact>>>>,
-    /// The time of the last failed query for artifacts. `None`: the last query succeeded.
+    /// The time of the last query for artifacts, if it failed. `None` means that it succeeded.
     unanswered: Mutex<Option<Instant>>,
 }
 
@@ -66,7 +66,7 @@ impl ContainerdSizes {
     }
 
     async fn survey(&self) -> Result<LayerGraph, ContainerdError> {
-        // In this order, each list has the objects that the previous list refers to, except objects removed since.
+        // In this order, each list has the objects to which the previous list refers, if they still exist.
         let images = self.client.images().await?;
         let contents = self.client.contents().await?;
         let named = snapshotters(&images, &contents);
@@ -80,7 +80,7 @@ impl ContainerdSizes {
         on_thread(move || listed.graph()).await.map_err(entangled)
     }
 
-    /// The folders of blobs and snapshots. An unknown folder counts as part of the measured file system.
+    /// The folders of blobs and snapshots. Parts of an unknown folder count as part of the measured file system.
     async fn folders(&self) -> PartFolders {
         let of = |stores: Result<Vec<introspection::Plugin>, ContainerdError>, below: &'static str| {
             let stores = stores.unwrap_or_else(|error| {
@@ -89,7 +89,7 @@ impl ContainerdSizes {
             });
             let folder = move |plugin: introspection::Plugin| {
                 let root = plugin.exports.get("root").map(Path::new).filter(|root| root.is_absolute())?;
-                // This folder inside the root may be a mount point.
+                // The subfolder `below` is used instead of the root, because it may be a mount point.
                 Some((plugin.id, Arc::from(root.join(below))))
             };
             stores.into_iter().filter_map(folder)
@@ -136,7 +136,7 @@ impl ContainerdSizes {
         Ok(resources.into_iter().flatten().collect())
     }
 
-    /// Digests of the blobs of other namespaces. The disk has each blob once for all namespaces.
+    /// Digests of the blobs of other namespaces. All namespaces share one file of a blob.
     async fn elsewhere(&self) -> Result<HashSet<String>, ContainerdError> {
         let namespaces = self.client.namespaces().await?;
         if namespaces.len() > NAMESPACES_MAX {
@@ -176,10 +176,10 @@ impl ContainerdSizes {
         asked.buffer_unordered(USAGES_AT_ONCE).try_filter_map(async |usage| Ok(usage)).try_collect().await
     }
 
-    /// Queries which listed images are artifacts: an import labels the configuration, whose digest is the image id.
+    /// Queries which listed images are artifacts. An import labels their configuration, whose digest is the image id.
     async fn learn(&self, listed: &[&ImageId]) -> Result<(), ContainerdError> {
         let blobs = match self.client.contents_with(ARTIFACT_TYPE_LABEL).await {
-            // The socket is not containerd's, so imagelet has imported no image there.
+            // The socket is not containerd's, so imagelet has imported no artifact into this runtime.
             Err(error) if error.code() == Code::Unimplemented => Vec::new(),
             blobs => blobs?,
         };
@@ -199,14 +199,14 @@ async fn on_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static)
     done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
 }
 
-/// Whether containerd's collector skips a lease. It treats an unreadable time as no expiry.
+/// Whether a lease has expired, as in containerd's collector. A lease with an unreadable time never expires.
 pub(crate) fn has_expired(lease: &leases::Lease, now: Timestamp) -> bool {
     lease.labels.get(EXPIRES).and_then(|moment| moment.parse::<Timestamp>().ok()).is_some_and(|end| end < now)
 }
 
 #[async_trait]
 impl LayerSource for ContainerdSizes {
-    /// `None`: the socket does not serve containerd's own API.
+    /// Surveys the sizes of all images. `None` means that the socket does not serve containerd's own API.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         match timeout(self.survey_max, self.survey()).await {
             Ok(Ok(graph)) => Ok(Some(graph)),

@@ -1,8 +1,8 @@
 //! Replaces image records whose names CRI does not delete.
 //!
-//! CRI removes an image by the normalized names of its records, such as `docker.io/library/app:v1`. A record with
-//! another spelling stays with all its content, and CRI lists the image until containerd restarts. `ctr images tag` and
-//! `ctr images import --digests` write such records. Each of them is replaced with a record of the normalized name.
+//! CRI removes an image by the normalized names of its records, such as `docker.io/library/app:v1`. A record whose name
+//! is not normalized stays with all its content, and CRI lists the image until containerd restarts. `ctr images tag`
+//! and `ctr images import --digests` write records without a normalized name. imagelet renames these records.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ use crate::{
 /// Maximum wait until CRI knows a new record.
 const SEEN_MAX: Duration = Duration::from_secs(10);
 const CHECK_WAIT: Duration = Duration::from_millis(20);
-/// CRI labels a record before it lists the name. This wait is used if CRI cannot be queried for the name.
+/// The wait after CRI has labelled a record, because CRI lists the name later. Used for names that CRI cannot look up.
 const LISTED_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
@@ -40,7 +40,7 @@ impl ContainerdNames {
     /// Waits until CRI knows the name of the image, because CRI only deletes names that it knows.
     async fn wait_seen(&self, name: &str, image: &ImageId) -> Result<(), RuntimeError> {
         let end = Instant::now() + SEEN_MAX;
-        // CRI only finds names that have either a tag or a digest.
+        // CRI can look up a name only if the name has a tag or a digest, and not both.
         let is_found = name.parse::<Reference>().is_ok_and(|it| it.canonical().to_string() == name);
         loop {
             let is_seen = if is_found {
@@ -74,7 +74,7 @@ impl RemovableNames for ContainerdNames {
                 replaced.push((record, read));
             }
         }
-        // Checked before the first change. Otherwise the removal could delete a name of another image.
+        // All names are checked before the first change, so that the removal cannot delete a name of another image.
         for (record, read) in &replaced {
             let other = records.iter().find(|other| other.name == *read).and_then(|other| other.target.as_ref());
             if let Some(other) = other
@@ -111,7 +111,7 @@ impl RemovableNames for ContainerdNames {
     }
 }
 
-/// The normalized form of a name in CRI. `None`: CRI uses the name unchanged.
+/// The normalized name that CRI uses for a record's name. `None` means that CRI uses the name unchanged.
 fn read_otherwise(name: &str) -> Option<String> {
     if name.parse::<Digest>().is_ok() {
         return None;
@@ -121,7 +121,7 @@ fn read_otherwise(name: &str) -> Option<String> {
         id
     } else {
         let normal = name.parse::<Reference>().ok()?.to_string();
-        // CRI's normalized form has no default tag.
+        // CRI does not add the default tag `latest` to a name without a tag.
         match normal.strip_suffix(":latest") {
             Some(bare) if !name.ends_with(":latest") => bare.to_owned(),
             _ => normal,

@@ -14,10 +14,10 @@ use tonic::Status;
 
 use crate::cri::v1::AuthConfig;
 
-/// Converts a credential for a pull of `image`. The address names a host, so no runtime sends the secret elsewhere.
+/// Converts a credential for a pull. The result names a host, so no runtime sends the secret to another host.
 ///
-/// containerd silently drops a credential if the host of the address URL is not the registry's host. A bare host gets a
-/// scheme, an alias of Docker Hub becomes its host, and an empty address or a pattern becomes the image's host.
+/// containerd silently drops a credential if the host of its address URL is not the registry's host. So a scheme is
+/// added, an alias of Docker Hub becomes Docker Hub's host, and an empty address or a pattern becomes the image's host.
 pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     let host = match address_host(&credential.server_address) {
         host if host.is_empty() || host.contains('*') => image_host(image).unwrap_or_default(),
@@ -39,7 +39,7 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
     auth
 }
 
-/// Converts the credential of a pull of `image`. `None`: the credential is empty or for another host.
+/// Converts the credential of a pull of `image`. `None` means that the credential is empty or belongs to another host.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
     let host = url_host(&auth.server_address);
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
@@ -61,7 +61,7 @@ pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Opt
     Ok(Some(Credential { kind, server_address: server_address.to_owned() }))
 }
 
-/// A password without a user is an identity token, as in containerd. `None`: both are empty.
+/// As in containerd, a password without a user is an identity token. `None` means that both are empty.
 fn kind_from_base64(text: &str) -> Result<Option<CredentialKind>, RuntimeError> {
     // The error messages do not quote the text, because the text is the secret.
     let invalid = |why| RuntimeError::new(RuntimeErrorKind::InvalidArgument, format!("invalid auth: {why}"));
@@ -76,7 +76,7 @@ fn kind_from_base64(text: &str) -> Result<Option<CredentialKind>, RuntimeError> 
     })
 }
 
-/// Removes the credential from a runtime's error text, which is used in events and logs.
+/// Removes the credential from a runtime's error text, because events and logs contain this text.
 pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Status {
     let Some(credential) = &request.credential else { return status };
     let mut secrets: Vec<Secret> = match &credential.kind {
@@ -92,11 +92,11 @@ pub(crate) fn without_credential(status: Status, request: &PullRequest) -> Statu
         return status;
     }
     let hide = |message: String, secret: &Secret| message.replace(secret.expose(), "[redacted]");
-    // The details are dropped: they may contain the secret, and no client reads them.
+    // The details of the status are dropped, because they may contain the secret and no client reads them.
     Status::new(status.code(), secrets.iter().fold(status.message().to_owned(), hide))
 }
 
-/// All encodings of a secret. Empty for an empty secret.
+/// All encodings in which an error text may contain a secret. An empty secret has none.
 fn written(secret: &Secret) -> Vec<Secret> {
     let coded = Some(secret.expose()).filter(|secret| !secret.is_empty()).map(|secret| STANDARD.encode(secret));
     spellings(secret.expose()).into_iter().chain(coded.map(Secret::new)).collect()
@@ -108,7 +108,7 @@ fn address_host(address: &str) -> &str {
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
-/// The host of a URL. Empty for an address without a scheme.
+/// The host of a URL. The result is empty if the address has no scheme.
 fn url_host(address: &str) -> &str {
     if address.contains("://") { address_host(address) } else { "" }
 }
@@ -123,7 +123,7 @@ fn is_contacted(host: &str, image: &str) -> bool {
     image_host(image).is_some_and(|contacted| contacted == host)
 }
 
-/// Never shows a secret.
+/// Prints only the user and the address, and no secret.
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { username, server_address, .. } = self;

@@ -45,7 +45,7 @@ pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     }
 }
 
-/// `None`: the filter selects all images. The filter, its image or the name is empty.
+/// The image that a filter selects. `None` selects all images, because the filter, its image or the name is empty.
 pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
     let spec = spec_from_wire(filter?.image);
     (!spec.image.is_empty()).then_some(spec)
@@ -96,7 +96,7 @@ pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-/// The configuration as received over CRI, or a new one with the known fields of the pod.
+/// The sandbox configuration as received over CRI, or a new configuration with the known fields of the pod.
 fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
     if let Some(encoded) = &request.encoded_pod {
         return Some(encoded.bytes().to_owned());
@@ -125,13 +125,13 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers)
         credential,
         pod: PodIdentity { namespace: namespace.into(), name: name.into(), uid: uid.into() },
         encoded_pod: request.sandbox_config.as_deref().map(EncodedPod::new),
-        // The kubelet repeats a failed request.
+        // The kubelet repeats a failed request, so imagelet retries only once.
         patience: Patience::ONE_RETRY,
         ..PullRequest::default()
     })
 }
 
-/// Fills both lists and every field, because the kubelet reads the first entries without a check.
+/// Fills every field and both lists, because the kubelet reads the first entry of each list without a check.
 pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
     let usages = |usages: &[FilesystemUsage]| usages.iter().map(usage_to_wire).collect::<Vec<_>>();
     let image_filesystems = usages(&filesystems.images);
@@ -145,7 +145,7 @@ pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFs
 pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
     let usages = |usages: Vec<v1::FilesystemUsage>| usages.into_iter().map(usage_from_wire).collect::<Vec<_>>();
     let images = usages(response.image_filesystems);
-    // An empty second list from containerd means that writable layers are on the image file system.
+    // If containerd reports no file system for containers, writable layers are on the image file system.
     let containers = match usages(response.container_filesystems) {
         none if none.is_empty() => images.clone(),
         some => some,
@@ -176,7 +176,7 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
         1 => ContainerState::Running,
         2 => ContainerState::Exited,
         3 => ContainerState::Unknown,
-        // A state that CRI adds later also uses the image.
+        // A container also uses its image in a state that CRI adds later.
         _ => ContainerState::Created,
     };
     Container {
@@ -194,12 +194,12 @@ pub(crate) fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
-// Numbers of CRI's enumerations.
+// Values of CRI's enumerations.
 const SANDBOX_READY: i32 = 0;
 pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
 pub(crate) const CGROUPS_BY_FILES: i32 = 1;
 
-/// `None`: the sandbox has no metadata and therefore uses no image.
+/// Converts a sandbox. A sandbox without metadata is ignored (`None`).
 pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == SANDBOX_READY;
     let metadata = sandbox.metadata?;
@@ -229,7 +229,7 @@ pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     images
 }
 
-/// Nanoseconds since 1970, limited to the range of the type.
+/// Nanoseconds since 1970, limited to the range of `i64`.
 fn nanoseconds(time: SystemTime) -> i64 {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),

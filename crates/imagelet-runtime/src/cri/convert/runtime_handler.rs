@@ -4,22 +4,22 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
-/// containerd's pod annotation for the handler of a pull.
+/// The pod annotation that selects the runtime handler of a pull in containerd.
 const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
-/// The handlers that a store knows.
+/// The runtime handlers that a store accepts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// Any handler is passed to the store.
+    /// The store accepts any handler.
     #[default]
     Any,
-    /// These handlers and the default handler.
+    /// The store accepts these handlers and the default handler.
     Known(BTreeSet<String>),
 }
 
 impl Handlers {
-    /// The handler of a pull. Empty: the default handler. An unknown handler in the field of the request is an error.
-    /// If the field is empty, a known handler of the annotation is used.
+    /// Returns the handler of a pull; an empty text is the default handler. An unknown handler in the request's `field`
+    /// is an error. If `field` is empty, the handler of the annotation is used, if it is known.
     pub(super) fn choose(
         &self,
         field: &str,

@@ -15,7 +15,7 @@ const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
-/// Maximum length of a sent message. A message is a percent-encoded header, and peers accept 16 KiB of headers.
+/// Maximum length of a status message. It is sent as a percent-encoded header, and peers accept 16 KiB of headers.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// A method of CRI. The meaning of a status text depends on the method.
@@ -23,7 +23,7 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 pub(crate) enum Call {
     Pull,
     Remove,
-    /// Any other method of the image service.
+    /// A method of the image service other than `PullImage` and `RemoveImage`.
     Image(&'static str),
     Runtime(&'static str),
 }
@@ -71,7 +71,7 @@ fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
         RuntimeErrorKind::Cancelled => Code::Cancelled,
         RuntimeErrorKind::Defect => Code::Internal,
         RuntimeErrorKind::Other => relayed.unwrap_or(Code::Unknown),
-        // With any other code, the kubelet prepends `rpc error: …` and does not find the prefix.
+        // With a code other than `Unknown`, the kubelet prepends `rpc error: …` and does not find the message prefix.
         _ => Code::Unknown,
     }
 }
@@ -146,7 +146,7 @@ pub(crate) fn code_name(code: Code) -> String {
     }
 }
 
-/// Splits off the prefix of a gRPC client and its code. Otherwise each server of a chain would add a prefix.
+/// Splits a text into the code of its prefix `rpc error: …` and the rest. Otherwise each server would add a prefix.
 fn undecorated(text: &str) -> (Option<Code>, &str) {
     let (name, relayed) = split_grpc_error(text);
     let code = (1..=16).map(Code::from_i32).find(|code| name == Some(code_name(*code).as_str()));

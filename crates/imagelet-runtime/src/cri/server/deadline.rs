@@ -25,7 +25,7 @@ pub(super) fn limit(headers: &HeaderMap) -> Option<Duration> {
     duration(headers.get("grpc-timeout")?.as_bytes())
 }
 
-/// Parses one to eight digits and a unit.
+/// Parses a `grpc-timeout`: one to eight digits and a unit.
 fn duration(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

@@ -14,7 +14,7 @@ use prost::{
 pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
 
 impl ListCache {
-    /// The encoding, if the list equals the cached list. Unchanged images are the same `Arc`s and compare fast.
+    /// The cached encoding, if `listing` equals the cached list. Unchanged images share an `Arc` and compare fast.
     pub(super) fn get(&self, listing: &Listing) -> Option<EncodedList> {
         locked(&self.0).as_ref().filter(|(of, _)| of == listing).map(|(_, list)| list.clone())
     }

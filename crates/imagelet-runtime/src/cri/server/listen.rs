@@ -19,7 +19,7 @@ use tokio::net::{UnixListener, UnixStream};
 
 use crate::cri::endpoint::SOCKET_PATH_BYTES_MAX;
 
-/// Only owner and group may connect. File access is the only authentication.
+/// Only the socket's owner and group may connect, because file permissions are the only authentication.
 const SOCKET_MODE: u32 = 0o660;
 
 const DIRECTORY_MODE: u32 = 0o750;
@@ -27,7 +27,7 @@ const DIRECTORY_MODE: u32 = 0o750;
 const CREATE: &str = "failed to create temporary file";
 const REMOVE: &str = "failed to remove temporary file";
 
-/// Time limit of a probe. A probe that times out has found a listening daemon with a full queue.
+/// Time limit of a connection that probes a socket. A timeout means that a daemon listens and its queue is full.
 const PROBE_MAX: Duration = Duration::from_secs(1);
 
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ fn failed(message: impl Into<String>) -> impl FnOnce(io::Error) -> ListenError {
 
 /// Listens on a unix socket. Creates the directory, and replaces a stale socket without a listening daemon.
 ///
-/// The socket listens and has its mode before it is renamed to its path. After a failure, no socket remains.
+/// A temporary socket listens and has its mode before it is renamed to `path`. After a failure, it is removed.
 ///
 /// # Errors
 /// If another daemon is listening, the path cannot be a socket, or a system call fails.
@@ -68,7 +68,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     let name = format!(".{:08x}.sock", std::process::id());
     let temporary = Temporary(directory.join(&name));
     temporary.remove().map_err(failed(REMOVE))?;
-    // The path through the descriptor of the open directory is shorter than the kernel's limit.
+    // `bind` gets a short path through the directory's descriptor, because the full path may exceed the kernel's limit.
     let opened = File::open(directory).map_err(failed(CREATE))?;
     let short = PathBuf::from(format!("/proc/self/fd/{}/{name}", opened.as_raw_fd()));
     let listener = UnixListener::bind(&short).map_err(failed(CREATE))?;
@@ -78,7 +78,7 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// Fails unless the path is absent or a socket without a listening daemon.
+/// Succeeds if the path is absent or is a socket on which no daemon listens.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     let shown = path.display();
     let probe = failed(format!("it is unknown whether a daemon is listening on `{shown}`"));
@@ -97,7 +97,7 @@ async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// A temporary socket. It is removed on drop unless it was renamed.
+/// A temporary socket. Drop removes it, if it was not renamed.
 struct Temporary(PathBuf);
 
 impl Temporary {

@@ -44,11 +44,11 @@ const SERVICE_LENGTH_MAX: usize = 128;
 
 const BATCH_IMAGES_MAX: usize = 1000;
 
-/// Maximum bytes in one message of a stream. A larger image is sent as a single message.
+/// Maximum bytes in one message of a stream. A larger image gets a message of its own.
 const BATCH_BYTES_MAX: usize = 1 << 20;
 
-/// All services of a CRI socket: images and runtime. Any other service, including older CRI versions, gets an error
-/// with the service's name.
+/// All services of a CRI socket: images and runtime. A call to any other service, also of an older CRI version, returns
+/// an error that names the service.
 ///
 /// ```no_run
 /// # async fn run(images: std::sync::Arc<dyn imagelet_core::ports::ImageService>) -> Result<(), imagelet_runtime::cri::ListenError> {
@@ -131,7 +131,7 @@ async fn traced<T>(
 ) -> Result<T, Status> {
     let trace = TraceContext::of(metadata);
     let span = tracing::debug_span!("cri", rpc, trace = trace.id());
-    // A panic fails one call and not the connection.
+    // A panic fails only this call, and the connection stays open.
     let call = AssertUnwindSafe(call.instrument(span)).catch_unwind();
     match trace.scope(call).await {
         Ok(answer) => answer,
@@ -139,10 +139,10 @@ async fn traced<T>(
     }
 }
 
-/// Replaces Tonic's code for a too long message with the code of Go's runtimes.
+/// Replaces Tonic's status code for a message above the length limit with the code that Go's runtimes return.
 fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     const CODE: &str = "grpc-status";
-    // Percent-encoded as in a header. With any other text, the code means that a store rejected an image.
+    // Percent-encoded as in a header. With another message, `OutOfRange` means that a store rejected an image.
     const TOO_LONG: &[u8] = b"message%20length%20too%20large";
     let has = |name: &str, is_it: &dyn Fn(&[u8]) -> bool| {
         response.headers().get(name).is_some_and(|value| is_it(value.as_bytes()))
@@ -156,7 +156,7 @@ fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     response
 }
 
-/// The answer of Go's gRPC server to an unknown service or method.
+/// The error for an unknown service, which equals that of Go's gRPC server.
 fn refused(uri: &Uri) -> Status {
     let service = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
     let shown: String = service.chars().take(SERVICE_LENGTH_MAX).collect();
@@ -164,7 +164,7 @@ fn refused(uri: &Uri) -> Status {
     Status::unimplemented(format!("unknown service {shown}"))
 }
 
-/// Answers CRI calls from a store of images. A cancelled or expired call drops its pull.
+/// Answers CRI calls from a store of images. If a `PullImage` call is cancelled or expires, the server drops the pull.
 #[derive(Clone, Debug)]
 struct ImageServer {
     images: Arc<dyn ImageService>,
@@ -228,7 +228,7 @@ impl ImageServer {
         };
         match found {
             Ok(Some((info, image))) => Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info }),
-            // An absent image is a valid answer.
+            // CRI specifies an empty answer for an absent image.
             Ok(None) => Ok(v1::ImageStatusResponse::default()),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
             Err(error) => Err(status("ImageStatus", &spec.image, &error)),
@@ -296,7 +296,7 @@ pub(crate) fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> 
     std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))
 }
 
-/// The images of the next message, limited in count and size. Empty at the end.
+/// Takes the images of the next message, which is limited in count and size. Returns no image at the end of the list.
 fn next_batch(images: &mut std::iter::Peekable<std::vec::IntoIter<v1::Image>>) -> Vec<v1::Image> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(image) = images.next_if(|image| {

@@ -1,7 +1,7 @@
 //! The runtime service of the socket: a proxy to the runtime, or the answers of a store without a runtime.
 //!
-//! Clients with one endpoint for both services query version, state and lists here. A call that would change a
-//! container is rejected, because imagelet runs no containers.
+//! A client with one endpoint for both CRI services also sends its calls for version, status and lists to this service.
+//! A call that would change a container is rejected, because imagelet runs no containers.
 
 use std::{future::ready, path::Path, sync::Arc, time::Duration};
 
@@ -20,7 +20,7 @@ use crate::cri::{
     v1,
 };
 
-/// The kubelet starts only with this version.
+/// The kubelet starts only if the runtime reports this version.
 const API_VERSION: &str = "0.1.0";
 const READS: [&str; 19] = [
     "Version",
@@ -44,7 +44,7 @@ const READS: [&str; 19] = [
     "StreamPodSandboxMetrics",
     EVENTS,
 ];
-/// This call has no time limit: its answer starts with the next event.
+/// This call has no time limit, because its answer starts only when the next event occurs.
 const EVENTS: &str = "GetContainerEvents";
 const HEADERS_PASSED: [&str; 7] =
     ["content-type", "te", "grpc-timeout", "traceparent", "tracestate", "baggage", "user-agent"];
@@ -61,7 +61,7 @@ enum Behind {
 }
 
 impl RuntimeServer {
-    /// A proxy for the reading calls of the runtime. Unknown fields are forwarded, too. Needs a tokio runtime.
+    /// Forwards read-only calls to the runtime, also their unknown fields. Must be called in a tokio runtime.
     ///
     /// # Errors
     /// If the timeout is zero.
@@ -95,7 +95,7 @@ async fn pass_on(peer: &Peer, limit: Option<Duration>, request: http::Request<Bo
     let mut call = http::Request::new(body);
     *call.method_mut() = came.method;
     *call.version_mut() = http::Version::HTTP_2;
-    // The channel adds the authority.
+    // The channel adds the authority to this path.
     if let Some(path) = came.uri.path_and_query() {
         *call.uri_mut() = http::Uri::from(path.clone());
     }
@@ -160,7 +160,7 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
             unary(call, request, answer).await
         }
         "RuntimeConfig" => {
-            // A runtime on the same machine needs the machine's cgroup driver.
+            // The answer is the cgroup driver that any container runtime on this machine needs.
             let cgroup_driver = if Path::new(SYSTEMD).is_dir() { CGROUPS_BY_SYSTEMD } else { CGROUPS_BY_FILES };
             let linux = Some(v1::LinuxRuntimeConfiguration { cgroup_driver });
             unary(call, request, |()| ready(Ok(v1::RuntimeConfigResponse { linux }))).await
@@ -169,7 +169,7 @@ async fn answer_for_none(call: &str, version: &str, request: http::Request<Body>
             Status::not_found("there are no containers here").into_http()
         }
         EVENTS => Status::unimplemented(format!("`{call}` is not answered here")).into_http(),
-        // An empty message is an empty list of any type.
+        // Each remaining call returns a list, and an empty message is a valid empty list of any type.
         _ => unary(call, request, |()| ready(Ok(()))).await,
     }
 }

@@ -10,17 +10,17 @@ use crate::{
     sizes::refers_to_snapshot,
 };
 
-/// Label prefixes: from a manifest to its layers, and from an index to its manifests.
+/// Prefixes of the labels that refer from a manifest to its layers, and from an index to its manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
 const REFERS_TO_MANIFEST: &str = "containerd.io/gc.ref.content.m.";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";
-/// Limit of checked blobs. An image with more blobs is treated as usable.
+/// Limit of the documents that are read for one image. An image with more documents is treated as usable.
 const BLOBS_MAX: usize = 2_000;
 
 #[async_trait]
 impl ImageBacking for ContainerdClient {
     async fn is_usable(&self, image: &ImageId) -> Result<bool, RuntimeError> {
-        // Without the configuration, no container is created. Its labels name the top snapshot of each snapshotter.
+        // containerd needs the configuration for each container. Its labels name the top snapshot of each snapshotter.
         let Some(config) = self.content(image.as_str()).await? else { return Ok(false) };
         for (snapshotter, chain) in config.labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
             if self.snapshot(snapshotter, chain).await?.is_some() {
@@ -50,13 +50,13 @@ impl ImageBacking for ContainerdClient {
 }
 
 impl ContainerdClient {
-    /// Whether the target of an image record is this image, or an index that contains it.
+    /// Whether the target of an image record is this image, or an index that contains this image.
     pub(crate) async fn is_of(&self, target: &str, image: &ImageId) -> Answer<bool> {
         let manifests = self.manifests_of(target).await?.unwrap_or_default();
         Ok(manifests.iter().any(|manifest| config_of(manifest) == Some(image.as_str())))
     }
 
-    /// The present manifests that are reachable from a target. `None`: more documents than any image has.
+    /// The present manifests that are reachable from a target. `None` means that too many documents are reachable.
     async fn manifests_of(&self, target: &str) -> Answer<Option<Vec<content::Info>>> {
         let (mut waiting, mut seen, mut manifests) = (vec![target.to_owned()], BTreeSet::new(), Vec::new());
         while let Some(digest) = waiting.pop() {

@@ -39,11 +39,11 @@ pub(super) struct ImportRun {
     pub(super) chains: Vec<Digest>,
     pub(super) present: usize,
     base: watch::Sender<Base>,
-    /// Locked for reading by calls that change containerd, so that the lease ends after these calls.
+    /// Calls that change containerd hold a read lock, so that the lease ends after these calls.
     pub(super) running: RwLock<()>,
 }
 
-/// The progress of the layers from the base up. `Has`: the number of layers in containerd.
+/// The progress of the layers from the base up. `Has` is the number of layers that containerd has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     Has(usize),
@@ -70,10 +70,10 @@ impl ImportRun {
         Ok(run)
     }
 
-    /// Counts the layers in containerd from the base up. The lease gets the topmost, which protects the others.
+    /// Counts the layers that containerd has, from the base up. The lease gets the topmost and so protects all of them.
     async fn find_base(&self) -> Result<usize, RuntimeError> {
         for _ in 0..TRIES_MAX {
-            // A snapshot keeps its parents, so the existing layers are the lowest.
+            // containerd keeps the parents of a snapshot, so a binary search finds the topmost existing layer.
             let (mut there, mut absent) = (0, self.chains.len() + 1);
             while there + 1 < absent {
                 let middle = usize::midpoint(there, absent);
@@ -134,7 +134,7 @@ impl ImportRun {
         }
     }
 
-    /// Waits until containerd has all layers below `index`. `false` if a layer was removed.
+    /// Waits until containerd has all layers below `index`. Returns `false` if containerd has removed a layer.
     async fn wait_below(&self, index: usize) -> Result<bool, RuntimeError> {
         let mut base = self.base.subscribe();
         let is_settled = |base: &Base| !matches!(base, Base::Has(count) if *count < index);
@@ -149,7 +149,7 @@ impl ImportRun {
     }
 
     /// Runs calls that change containerd to their end, even if the caller is dropped. containerd does not stop a
-    /// cancelled call, and content from after the end of the lease stays until a later collection.
+    /// cancelled call. Content that it writes after the end of the lease stays until a later garbage collection.
     pub(super) async fn uninterrupted<T: Send + 'static, F>(
         self: &Arc<Self>,
         work: impl FnOnce(Arc<Self>) -> F,
@@ -195,7 +195,7 @@ impl ImportRun {
         self.uninterrupted(|run| async move { run.commit(index, key, rebases).await }).await
     }
 
-    /// Moves a layer into a new snapshot and returns its key. `Break`: the layer exists, or a layer below is gone.
+    /// Moves a layer into a snapshot and returns its key, or `Break` if the layer exists or a lower layer is gone.
     async fn place(
         &self,
         index: usize,
@@ -245,7 +245,7 @@ impl ImportRun {
         records::snapshot_labels(chain, self.parent(index), diff_id, &self.containerd.version)
     }
 
-    /// Checks the parent of a snapshot. Removes a snapshot for which containerd ignored the parent at the commit.
+    /// Whether a committed snapshot exists. Removes the snapshot if containerd ignored its parent at the commit.
     async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
         match self.is_committed(index).await {
             Err(error) => {
@@ -256,7 +256,7 @@ impl ImportRun {
         }
     }
 
-    /// Prepares a snapshot for a layer. `None`: the layer exists, or a layer below was removed.
+    /// Prepares a snapshot for a layer. Returns `None` if the layer exists or a lower layer is gone.
     async fn prepare(&self, index: usize, rebases: bool) -> Result<Option<(String, SnapshotFolders)>, RuntimeError> {
         let (chain, labels) = (&self.chains[index], self.labels(index));
         let parent = if rebases { String::new() } else { self.parent_name(index) };
@@ -301,7 +301,7 @@ impl ImportRun {
         Ok(None)
     }
 
-    /// Whether containerd has a layer now. An existing layer is added to the lease.
+    /// Returns whether containerd has a layer now, and adds an existing layer to the lease.
     pub(super) async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
         if self.count() > index {
             return Ok(true);
@@ -339,7 +339,7 @@ impl ImportRun {
     }
 }
 
-/// A name for an active snapshot in containerd's own format.
+/// A unique name for an active snapshot, in the format that containerd uses.
 fn unpack_key(chain: &Digest, now: SystemTime) -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE};
     let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();
@@ -347,5 +347,5 @@ fn unpack_key(chain: &Digest, now: SystemTime) -> String {
     format!("extract-{nanoseconds}-{} {chain}", URL_SAFE.encode(&random[..RANDOM_BYTES]))
 }
 
-/// A multiple of three needs no base64 padding.
+/// Random bytes of a snapshot's name. Base64 needs no padding if their number is a multiple of three.
 const RANDOM_BYTES: usize = 6;

@@ -17,7 +17,7 @@ use crate::{
     cri::SnapshotterPlace,
 };
 
-/// Longer than any pull takes.
+/// The lifetime of an import's lease. It is longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 
 /// The leases of running imports of this process. The removal of stale leases skips them.
@@ -27,13 +27,13 @@ static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
 pub(crate) struct ContainerdParts {
     pub(crate) client: ContainerdClient,
     pub(crate) place: SnapshotterPlace,
-    /// Snapshots are prepared without a parent. The commit sets the parent.
+    /// On: the commit sets the parent of a snapshot. Off: the preparation sets the parent.
     pub(crate) rebases: bool,
-    /// The version that CRI reports.
+    /// The version of containerd that CRI reports.
     pub(crate) version: String,
     pub(crate) keep_blobs: bool,
     pub(crate) cri: Arc<dyn ImageService>,
-    /// A lease may still exist. The next import first ends stale leases.
+    /// Whether the lease of an ended import may still exist. If so, the next import first ends stale leases.
     pub(crate) has_stale: AtomicBool,
     pub(crate) imports: watch::Sender<usize>,
 }
@@ -68,7 +68,7 @@ impl ContainerdParts {
         self.forget(lease, ended.is_err() || !is_made);
     }
 
-    /// Removes a lease from the running leases. If the lease may still exist, it is stale from now on.
+    /// Removes a lease from the running leases. `may_stay` means that the lease may still exist, so it is stale.
     fn forget(&self, lease: &LeaseId, may_stay: bool) {
         if may_stay {
             self.has_stale.store(true, Ordering::Release);
@@ -83,7 +83,7 @@ impl ContainerdParts {
 pub(crate) struct ImportLease {
     pub(crate) id: LeaseId,
     containerd: Arc<ContainerdParts>,
-    /// containerd confirmed the creation. An unconfirmed lease may appear after the request to end it.
+    /// Whether containerd confirmed the creation. An unconfirmed lease may be created after the request that ends it.
     is_made: AtomicBool,
     has_ended: AtomicBool,
 }
@@ -103,7 +103,7 @@ impl ImportLease {
         Ok(())
     }
 
-    /// Ends the lease once. With `collects`, returns after the next collection.
+    /// Ends the lease, if it has not ended. If `collects` is set, waits for the next garbage collection.
     pub(crate) async fn end(&self, collects: bool) {
         if let Some(ended) = self.begin_end(collects) {
             // If the task fails, the lease stays until it expires.
@@ -111,7 +111,7 @@ impl ImportLease {
         }
     }
 
-    /// Runs in a separate task, because cancellation of the caller must not interrupt the end of the lease.
+    /// A separate task ends the lease, because the cancellation of the caller must not interrupt it.
     fn begin_end(&self, collects: bool) -> Option<JoinHandle<()>> {
         if self.has_ended.swap(true, Ordering::AcqRel) {
             return None;

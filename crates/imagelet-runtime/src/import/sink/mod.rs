@@ -35,7 +35,7 @@ use crate::{
 
 /// Maximum attempts if another client of containerd creates or removes the same object concurrently.
 const TRIES_MAX: usize = 3;
-/// The label in which the manifest of an image refers to its first layer.
+/// The label with which a manifest refers to its first layer.
 const ONLY_LAYER: &str = "containerd.io/gc.ref.content.l.0";
 /// The capability of a snapshotter to set the parent at the commit.
 const REBASE: &str = "rebase";
@@ -46,10 +46,10 @@ pub struct ContainerdConfig {
     pub socket: PathBuf,
     pub place: SnapshotterPlace,
     pub version: String,
-    /// Whether compressed layers are also written.
+    /// Whether imports also write the compressed layers into containerd's content store.
     pub keep_blobs: bool,
     pub cri: Arc<dyn ImageService>,
-    /// Overrides whether the snapshotter sets the parent at the commit. `None`: the snapshotter's own report.
+    /// Whether the commit sets the parent of a snapshot. `None` means that the snapshotter's capability decides.
     pub rebases: Option<bool>,
 }
 
@@ -82,7 +82,7 @@ impl Containerd {
         self.0.place.staging()
     }
 
-    /// Whether the parent of a layer is set at the commit. Layers are then prepared in parallel.
+    /// Whether the parent of a layer is set at the commit. If so, layers are prepared in parallel.
     pub fn rebases(&self) -> bool {
         self.0.rebases
     }
@@ -97,9 +97,9 @@ impl Containerd {
         self.0.release_stale().await
     }
 
-    /// Waits until no import runs and the end of each lease was tried. The caller drops its imports first.
+    /// Waits until no import runs and imagelet has tried to end each lease. The caller must drop its imports before.
     pub async fn released(&self) {
-        // Cannot fail: the sender is in `self`.
+        // The wait cannot fail, because `self` owns the sender.
         let _ = self.0.imports.subscribe().wait_for(|imports| *imports == 0).await;
     }
 }

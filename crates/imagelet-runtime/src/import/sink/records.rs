@@ -10,16 +10,16 @@ use crate::containerd::{
     v1::{images::Image, types::Descriptor},
 };
 
-/// containerd's limit of a label: key and value together.
+/// containerd's maximum length of a label. Key and value count together.
 const LABEL_BYTES_MAX: usize = 4096;
-/// The first version that labels a snapshot with its layer and its parent.
+/// The first version of containerd that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
-/// The first version with image volumes.
+/// The first version of containerd with image volumes.
 const IMAGE_VOLUMES_SINCE: (u32, u32) = (2, 1);
 
 pub(crate) type Labels = BTreeMap<String, String>;
 
-/// The documents of an image with their reference labels, referenced documents first. `chains` name the snapshots.
+/// The documents of an image with their labels, referenced documents first. `chains` are the names of the snapshots.
 pub(crate) fn documents<'a>(
     image: &'a ImportedImage,
     chains: &[Digest],
@@ -46,7 +46,7 @@ pub(crate) fn documents<'a>(
 
 const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
 
-/// The label with a blob's source. `before` has the blob's current labels. `None`: the label would be too long.
+/// The label with a blob's source repositories, or `None` if it would be too long. `before` has the current labels.
 pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
     let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
     let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |known| known.split(',').collect());
@@ -66,7 +66,7 @@ fn host(domain: &str) -> &str {
     bare.strip_prefix('[').and_then(|bare| bare.strip_suffix(']')).unwrap_or(bare)
 }
 
-/// The image records of the image id and of each name of the pull.
+/// The image records of an import. One record is named by the image id. Each name of the pull has another record.
 pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     let target = Descriptor {
         media_type: image.root.media_type.clone(),
@@ -82,7 +82,7 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     names.map(record).collect()
 }
 
-/// The labels of a snapshot, as this version of containerd writes them.
+/// The labels of a snapshot, as containerd of this `version` writes them.
 pub(crate) fn snapshot_labels(chain: &Digest, parent: Option<&Digest>, diff_id: &Digest, version: &str) -> Labels {
     let mut labels = Labels::from([("containerd.io/snapshot.ref".to_owned(), chain.to_string())]);
     if labels_layers(version) {

@@ -16,7 +16,7 @@ use super::{layers::ImportRun, leases::ContainerdParts};
 #[derive(Debug)]
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
-    /// The write of the documents, parallel to the layers. The naming of the image waits for this task.
+    /// The task that writes the documents while the layers are imported. The image is named after this task has ended.
     documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
 }
 
@@ -54,7 +54,7 @@ impl LayerImport for ContainerdImport {
             None => Err(RuntimeError::defect("an image is named once")),
         };
         written.map_err(|cause| ImportStage::Handover.failed(cause))?;
-        // Not cancelled: an image record that is written after the end of the lease would refer to removed content.
+        // The naming runs to its end: a record from after the end of the lease would refer to removed content.
         let named = self.run.uninterrupted(|run| async move { Ok(run.name().await) });
         named.await.unwrap_or_else(|cause| {
             let is_given_up = cause.kind() == RuntimeErrorKind::Cancelled;
@@ -72,7 +72,7 @@ impl LayerImport for ContainerdImport {
 
 impl Drop for ContainerdImport {
     fn drop(&mut self) {
-        // Running calls refer to the lease, so the lease ends after these calls.
+        // Running calls keep the lease alive, so the lease ends after these calls.
         self.run.break_off();
     }
 }

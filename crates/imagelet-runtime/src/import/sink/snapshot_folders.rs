@@ -57,7 +57,7 @@ impl SnapshotFolders {
     pub(crate) fn take(&self, tree: &StagedTree) -> io::Result<()> {
         let named: HashSet<&[u8]> = tree.implicit.iter().map(Vec::as_slice).collect();
         if named.contains(b"".as_slice()) {
-            // The archive has no entry for its root, so the root keeps containerd's metadata.
+            // The layer's archive has no entry for the root folder, so the root folder keeps containerd's metadata.
             copy_folder_metadata(&open_folder(&self.upper)?, &open_folder(&tree.folder)?)?;
         }
         let folders = named.into_iter().filter(|path| !path.is_empty()).collect::<Vec<_>>();

@@ -18,7 +18,7 @@ impl SnapshotterPlace {
     /// Tests whether a folder can be renamed from the staging folder. Creates the staging folder if it is absent.
     pub(crate) fn probe(&self) -> Result<(), ForwardReason> {
         let (folder, staging) = (self.folder(), self.staging());
-        // These characters have a meaning in overlay mount options.
+        // These characters have a special meaning in the mount options of overlayfs.
         if folder.as_os_str().as_bytes().iter().any(|byte| b":,\\".contains(byte)) {
             let why = format!("overlayfs cannot mount below the image folder `{}`", folder.display());
             return Err(ForwardReason::RootUnreachable(why));
@@ -32,7 +32,7 @@ impl SnapshotterPlace {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(failed(error)),
             _ => {}
         }
-        // Another process may probe at the same time with the same name. A crashed probe leaves one empty folder.
+        // Tries again, because another process may probe concurrently with this folder. A crash leaves an empty folder.
         for _ in 0..PROBES_MAX {
             match try_rename(&staging.join(PROBE), &folder.join(PROBE)) {
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
@@ -61,10 +61,10 @@ fn try_rename(from: &Path, to: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the process is root in the initial user namespace, and so may set any owner and overlayfs' attributes.
+/// Whether the process is root in the initial user namespace, which may set any owner and overlayfs attribute.
 fn has_rights(is_root: bool, uid_map: &io::Result<String>) -> bool {
     let is_whole = |map: &String| map.split_whitespace().eq(["0", "0", "4294967295"]);
-    // A kernel without user namespaces has no such file.
+    // A kernel without user namespaces does not have the file `uid_map`.
     let is_initial = match uid_map {
         Ok(map) => is_whole(map),
         Err(error) => error.kind() == io::ErrorKind::NotFound,
