@@ -29,7 +29,7 @@ impl ApiAccess {
     pub async fn connect(&self) -> Result<Client, ApiError> {
         let client = self.config().await.and_then(|mut config| {
             config.connect_timeout = Some(CONNECT_MAX);
-            // Only the watch retries, with its own waits.
+            // The client does not retry, because the watch retries with waits of its own.
             config.default_retry = false;
             Ok(Client::try_from(config)?)
         });
@@ -46,7 +46,7 @@ impl ApiAccess {
         let Self::Kubeconfig(path) = self else { return Ok(Config::incluster()?) };
         let path = path.clone();
         let read = tokio::task::spawn_blocking(move || {
-            // The file names programs to execute and the server to trust.
+            // Only a trusted file is read, because it names programs to execute and the server to trust.
             trusted_files::open(&path)?;
             Ok::<_, Cause>(Kubeconfig::read_from(&path)?)
         });

@@ -36,9 +36,9 @@ pub struct NodeAgentParts {
     pub metrics: Arc<Metrics>,
     /// Measures how long the pods take to start.
     pub starts: Arc<PodStarts>,
-    /// `Some`: images of bound pods are fetched before the kubelet requests them.
+    /// If set, the images of bound pods are fetched before the kubelet requests them.
     pub look_ahead: Option<LookAheadParts>,
-    /// `Some`: warnings about the node are sent to the cluster.
+    /// If set, warnings about the node are sent to the cluster.
     pub events: Option<Arc<LogEvents>>,
     /// Whether the progress of a pull is sent to the cluster, as events of the pods that wait for the pull.
     pub progress_events: bool,
@@ -49,7 +49,7 @@ pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
     parts: NodeAgentParts,
-    /// The receiver here is never read, so that each clone reports the first list as a change.
+    /// This receiver is only cloned and never read, so that each clone reports the first list as a change.
     pods: (watch::Sender<Vec<Arc<BoundPod>>>, PodsReceiver),
 }
 
@@ -70,7 +70,7 @@ impl NodeAgent {
         Arc::clone(&self.health)
     }
 
-    /// Watches the pods until this future is dropped. The last leases then stay.
+    /// Watches the pods until this future is dropped. The last leases of the pods then stay.
     pub fn run(&self) -> BoxFuture<'_, ()> {
         self.watch().boxed()
     }

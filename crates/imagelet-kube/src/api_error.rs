@@ -8,19 +8,19 @@ use kube::runtime::watcher;
 /// Maximum length of a server's message in an error.
 const MESSAGE_LENGTH_MAX: usize = 512;
 
-/// The maximum length of a line. A line is a page of a list, or one event of a watch.
+/// Maximum length of one line of an answer. A line is a page of a list, or one event of a watch.
 pub(crate) const LINE_LENGTH_MAX: usize = 64 << 20;
 
 pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
-/// `Display` includes the causes.
+/// The printed text includes all causes.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
     /// The credentials are missing, invalid, or not from a trusted file.
     #[error("could not {what}: {}", chain(&**.source))]
     Credentials {
-        /// What failed: `use the kubeconfig …`.
+        /// What the client could not do, such as `use the kubeconfig …`.
         what: String,
         source: Cause,
     },
@@ -37,14 +37,14 @@ pub enum ApiError {
     /// The answer is not the requested secret or token. The error contains nothing of the answer.
     #[error("the API server sent an invalid {what}: {why}")]
     SecretInvalid {
-        /// `secret` or `token`.
+        /// The requested object: `secret` or `token`.
         what: &'static str,
         why: String,
     },
 }
 
 impl ApiError {
-    /// The HTTP status by which the API server rejected the request.
+    /// The HTTP status with which the API server rejected the request.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Request(error) => code(error),
@@ -52,7 +52,7 @@ impl ApiError {
         }
     }
 
-    /// The error of an undecodable answer with a secret. The decoder's text is not used, because it quotes the value.
+    /// The error for an undecodable answer with a secret. It omits the decoder's text, which quotes the value.
     pub(crate) fn undecodable(what: &'static str, error: &serde_json::Error) -> Self {
         Self::SecretInvalid { what, why: format!("line {} column {}", error.line(), error.column()) }
     }
@@ -65,7 +65,7 @@ pub(crate) fn code(error: &kube::Error) -> Option<u16> {
     }
 }
 
-/// The library's own texts contain a status twice, with all fields.
+/// A short text of the error. The library's own text contains the status twice, with all its fields.
 pub(crate) fn text(error: &kube::Error) -> String {
     let unreachable = |cause| format!("could not reach the API server: {cause}");
     match error {

@@ -24,10 +24,10 @@ use crate::{
     api_error::{ApiError, LINE_LENGTH_MAX},
 };
 
-/// Limits for the wait for an answer and for the silence in a watch. A watch sends a bookmark each minute.
+/// Limits of the wait for an answer and of the silence in a watch. The API server sends a bookmark each minute.
 const ANSWER_MAX: Duration = Duration::from_mins(1);
 const SILENCE_MAX: Duration = Duration::from_mins(3);
-/// Minimum time between two watches of a collection. The library restarts a closed watch at once.
+/// Minimum time between the starts of two watches of a collection. The library restarts a closed watch at once.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
 
 /// The progress of a request, reported to an observer of the client.
@@ -43,7 +43,7 @@ pub(crate) enum Answer {
 
 struct Connection<C> {
     connect: C,
-    /// `None`: the next request connects.
+    /// The connected client. `None` means that the next request connects.
     client: Mutex<Option<Client>>,
     /// The start of the last watch of each collection.
     watches: Mutex<HashMap<String, Instant>>,
@@ -86,7 +86,7 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
         let answer = sent.await.unwrap_or_else(|_| Err(ApiError::Silent(ANSWER_MAX).into()));
         let is_accepted = answer.as_ref().is_ok_and(|answer| answer.status() != StatusCode::UNAUTHORIZED);
         if !is_accepted {
-            // The files may have newer credentials, and the connection may be broken.
+            // The next request reconnects: the files may have newer credentials, and the connection may be broken.
             *locked(&self.client) = None;
         } else if let Some(path) = watched {
             locked(&self.watches).insert(path, Instant::now());
@@ -125,7 +125,7 @@ pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send +
     Client::new(service, "default")
 }
 
-/// A client of a server without a socket.
+/// Wraps the client of a fake server that has no socket.
 #[cfg(test)]
 pub(crate) fn server(client: Client) -> Client {
     lazy(move || std::future::ready(Ok(client.clone())).boxed())
@@ -135,7 +135,7 @@ fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch=true"))
 }
 
-/// The body with limits for the length of a line and the time between two parts.
+/// Limits the length of each line of a body and the time between two parts of the body.
 fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
     let mut length = 0;
     let frames = body.into_data_stream().timeout(SILENCE_MAX).map(move |bytes| {

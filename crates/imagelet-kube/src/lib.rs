@@ -32,7 +32,7 @@ pub use prefetch::{
 };
 pub use watch::{WatchHealth, WatchReport};
 
-/// `Debug` for types with a `kube` client, which has no `Debug`.
+/// Implements `Debug` for types with a `kube` client, because the client has no `Debug`.
 macro_rules! opaque {
     ($($type:ty),*) => {$(
         impl std::fmt::Debug for $type {

@@ -36,7 +36,7 @@ pub(crate) fn narrow<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, 
     narrow_with_labels(value).map(|metadata| ObjectMeta { labels: None, ..metadata })
 }
 
-/// Also reads the labels. Labels over the limit are `None`, and absent labels are an empty map.
+/// Reads the metadata with the labels. Labels over the limit are `None`, and absent labels are an empty map.
 pub(crate) fn narrow_with_labels<'de, D: Deserializer<'de>>(value: D) -> Result<ObjectMeta, D::Error> {
     let metadata = NarrowMetadata::deserialize(value)?;
     let mirror = metadata.annotations.and_then(|annotations| annotations.mirror);

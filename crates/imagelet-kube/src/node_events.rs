@@ -25,18 +25,18 @@ use crate::{
     names::{NAME_LENGTH_MAX, shown},
 };
 
-/// The reasons of node events that are sent.
+/// Only node events with one of these reasons are sent.
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 pub(crate) const CONTROLLER: &str = "imagelet.dev/node-agent";
-/// The API's limits, in bytes.
+/// The API's length limits of an event's fields, in bytes.
 pub(crate) const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
-/// The name of an event is the name of its object, a dot and 16 hexadecimal digits.
+/// Maximum length of the object's name. The event's name is this name, a dot and 16 hexadecimal digits.
 pub(crate) const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
-/// Time limit of a request. A slower answer loses the event.
+/// Time limit of a request. If the answer takes longer, the event is lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// The minimum time between two requests for a series.
+/// The minimum time between two requests for one series of events.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this time has ended, as in the library. The next equal event creates a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
@@ -57,7 +57,7 @@ struct EventText {
     note: String,
 }
 
-/// The recorder and the last send time of each series. One recorder would merge all events with the same reason.
+/// The recorder and the last send time of each series. A shared recorder would merge all events with the same reason.
 type Series<R> = HashMap<EventText, (R, Instant)>;
 
 impl NodeEvents {
@@ -83,7 +83,7 @@ impl NodeEvents {
         loop {
             let recorded = match received.recv().await {
                 Ok(recorded) => recorded,
-                // The oldest events are lost; the next events are still received.
+                // The receiver was too slow and lost the oldest events. It still receives the next events.
                 Err(RecvError::Lagged(_)) => continue,
                 Err(RecvError::Closed) => return,
             };
@@ -103,7 +103,7 @@ impl NodeEvents {
                 secondary: None,
             };
             if !send_event(&mut is_failing, event.reason, recorder.publish(&sent, &node)).await {
-                // The old recorder may count the event as sent. The series stays, so that failing events are limited.
+                // The old recorder may count the event as sent, so a new one is used. The limit of the series stays.
                 series.insert(event, new());
             }
         }
@@ -138,7 +138,7 @@ pub(crate) async fn send_event<T>(
     false
 }
 
-/// Whether an event is sent now. `false`: its series was just sent, or a new series exceeds the limit.
+/// Whether an event is sent now: its series was not sent recently, or it starts a series and the limit permits it.
 fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     series.retain(|_, (_, sent_at)| now.saturating_duration_since(*sent_at) < ENDS_AFTER);
     match series.get(event) {
@@ -147,7 +147,7 @@ fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     }
 }
 
-/// The text of an event, which each reader of the namespace `default` can see. `None`: the event is not sent.
+/// The text of an event, or `None` if the event is not sent. Each reader of the namespace `default` can see the text.
 fn event_text(event: &Event) -> Option<EventText> {
     if event.subject != EventSubject::Node || !REASONS.contains(&event.reason) {
         return None;
@@ -160,7 +160,7 @@ fn event_text(event: &Event) -> Option<EventText> {
     })
 }
 
-/// The event for a failed pull. Its note is public in the cluster and has the registry, but no name of a tenant.
+/// The event for a failed pull. Its note is public in the cluster, so it names the registry and no tenant.
 pub(crate) fn failure_event(
     reason: &'static str,
     message: String,

@@ -1,7 +1,7 @@
 //! Events about pods for `kubectl describe pod`: the progress of pulls, and artifacts without files in the runtime.
 //!
-//! The progress of a pod is one Event object, which server-side apply replaces. It is of `v1`: `events.k8s.io/v1`
-//! permits no change of the text. Its name comes from the pod's uid, so a restarted agent continues the object.
+//! The progress of a pod is one `v1` Event, which server-side apply replaces: `events.k8s.io/v1` permits no change of
+//! the text. Its name comes from the pod's uid, so a restarted agent continues the object.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
@@ -34,16 +34,16 @@ use crate::{
 
 const PROGRESS: &str = "PullProgress";
 const FORWARDED: &str = "ArtifactForwarded";
-/// The first event of a pod follows this time after the start of its wait.
+/// A pod gets its first event when it has waited for this time.
 const FIRST_AFTER: Duration = Duration::from_secs(15);
 /// The time between two events of a pod. It grows with the pod's wait.
 const UPDATE_MIN: Duration = Duration::from_secs(15);
 const UPDATE_MAX: Duration = Duration::from_mins(1);
 /// The minimum time between two requests: a node sends at most 20 events a minute.
 const SEND_EVERY: Duration = Duration::from_secs(3);
-/// A pod without an event for this time starts a new count, so at most 120 pods have a count.
+/// The event count of a pod is dropped after this time without an event. So at most 120 pods have a count.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
-/// Limit of the warnings that wait. Further warnings are only in the daemon's own list.
+/// Maximum warnings that wait to be sent. Further warnings are only in the daemon's own list.
 const WARNINGS_MAX: usize = 100;
 
 pub(crate) struct ProgressEvents {
@@ -59,7 +59,7 @@ struct SentEvent {
     /// The time of the first event.
     first: Timestamp,
     count: i32,
-    /// The API server did not accept the event.
+    /// Whether the API server did not accept the event.
     is_refused: bool,
 }
 
@@ -83,7 +83,7 @@ struct PodPull<'a> {
     pull: &'a PullStatus,
     /// Since when the pod waits.
     since: Instant,
-    /// The kubelet waits for the pull and reports its end. `false`: only a look-ahead, whose end no kubelet reports.
+    /// On: the kubelet waits for the pull and reports its end. Off: only a look-ahead waits, and no kubelet reports it.
     is_of_kubelet: bool,
 }
 
@@ -151,7 +151,7 @@ impl ProgressEvents {
     }
 }
 
-/// Chooses the next event. The pod with the oldest last event comes first. `None`: no event is due.
+/// Chooses the next event, or `None` if no event is due. The pod whose last event is the oldest comes first.
 fn due_event(pulls: &[PullStatus], sent: &HashMap<PodIdentity, SentEvent>, now: Instant) -> Option<DueEvent> {
     let mut pods: HashMap<&PodIdentity, BTreeMap<u64, PodPull<'_>>> = HashMap::new();
     for pull in pulls {
@@ -196,8 +196,8 @@ impl DueEvent {
 }
 
 impl ArtifactWarnings {
-    /// The next warning. A pull that ended as a forwarded artifact warns each of its pods once. The text has the code
-    /// of the reason, and no text of a registry.
+    /// Returns the next warning. Each pod of a pull that ended as a forwarded artifact gets one warning. Its text has
+    /// the code of the reason, and no text of a registry.
     fn next(&mut self, pulls: &[PullStatus]) -> Option<DueEvent> {
         self.warned.retain(|number| pulls.iter().any(|pull| pull.number == *number));
         for pull in pulls.iter().filter(|pull| pull.progress.times.end.is_some()) {

@@ -20,9 +20,9 @@ use imagelet_core::text::PlainError;
 
 /// Maximum length of a token. The API server's tokens have about 1 KiB.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
-/// The lifetime of a token if the answer has none: the API server's default.
+/// The API server's default lifetime of a token. It is used if the answer has no lifetime.
 const LIFE_DEFAULT: Duration = Duration::from_hours(1);
-/// A longer lifetime counts as this lifetime.
+/// Maximum lifetime of a token. A longer lifetime counts as this lifetime.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
 pub struct ClusterTokens {
@@ -46,7 +46,7 @@ impl TokenSource for ClusterTokens {
     }
 
     async fn token(&self, request: &TokenRequest) -> Result<IssuedToken, PlainError> {
-        // A token that is not bound to a pod would be valid for too long.
+        // The token must be bound to a pod, because an unbound token stays valid after the end of the pod.
         if request.pod_name.is_empty() || request.pod_uid.is_empty() {
             return Err(PlainError::new("the request for the image names no pod, to which the token is bound"));
         }
@@ -64,7 +64,7 @@ fn path(namespace: &str, name: &str) -> String {
     ObjectName { namespace: namespace.into(), name: name.into() }.path("serviceaccounts")
 }
 
-/// The token is valid for this audience only and expires with the pod. The uid excludes a recreated account.
+/// Requests a token for one audience that expires with the pod. The uid excludes a recreated service account.
 fn token_request(request: &TokenRequest) -> Value {
     json!({
         "apiVersion": "authentication.k8s.io/v1",

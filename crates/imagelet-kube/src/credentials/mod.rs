@@ -1,6 +1,6 @@
 //! The credentials of pods and sets: pull secrets and service accounts.
 //!
-//! Objects are only read by name, never listed or watched. Objects of pods are cached for a minute.
+//! Secrets and accounts are only read by name, never listed or watched. Those of pods are cached for a minute.
 
 mod cluster_tokens;
 mod object_cache;

@@ -17,7 +17,7 @@ use crate::{
     pods::{BoundPod, SECRETS_MAX},
 };
 
-/// Maximum bytes of one pod's documents. Each running pull of the pod has a copy.
+/// Maximum bytes of the pull secrets of one pod. Each running pull of the pod has a copy of them.
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 
 /// Reads the pull secrets of pods with `get` requests, one secret per request.
@@ -33,7 +33,7 @@ impl PullSecrets {
         Self { client, secrets: ObjectCache::default(), accounts: ObjectCache::default() }
     }
 
-    /// The readable pull secrets of a pod, in the pod's order. As in a kubelet, others are skipped with a warning.
+    /// The readable pull secrets of a pod, in the pod's order. As in a kubelet, the rest is skipped with a warning.
     pub(crate) async fn of_pod(&self, pod: &BoundPod) -> Vec<PullSecret> {
         let (mut found, mut length) = (Vec::new(), 0);
         for name in self.names(pod).await {
@@ -57,7 +57,7 @@ impl PullSecrets {
         found
     }
 
-    /// The secret names of a pod. A pod without secret names gets those of its service account, as at admission.
+    /// The names of a pod's pull secrets. A pod without them gets those of its service account, as at admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();

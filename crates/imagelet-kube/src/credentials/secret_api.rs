@@ -10,12 +10,12 @@ use zeroize::Zeroizing;
 
 use crate::api_error::ApiError;
 
-/// The maximum wait of a pull for an answer.
+/// Time limit of one request. A pull waits for the answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Maximum length of an object with a secret. The API server stores at most 1 MiB, and base64 adds a third.
 const LENGTH_MAX: usize = 2 << 20;
-/// The waits after 403 answers. The node authorizer permits a pod's objects after its own watch has received the pod.
-/// That may be some milliseconds later than the watch of this node.
+/// The waits before the retries of a 403 answer. The node authorizer permits a pod's objects after its own watch has
+/// received the pod. This may be some milliseconds after this node has received the pod.
 const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
 pub(super) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {

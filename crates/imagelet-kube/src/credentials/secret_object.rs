@@ -39,7 +39,7 @@ pub(super) enum NotPullSecret {
     Document(&'static str),
 }
 
-/// Parses a secret object. The error contains nothing of the secret.
+/// Parses a secret. The inner error means that it is no pull secret. The outer error contains nothing of the secret.
 pub(super) fn read_secret(name: &ObjectName, json: &[u8]) -> Result<Result<PullSecret, NotPullSecret>, ApiError> {
     let object: SecretObject<'_> =
         serde_json::from_slice(json).map_err(|error| ApiError::undecodable("secret", &error))?;

@@ -21,7 +21,7 @@ use tokio_util::task::JoinMap;
 use self::plan::{Fetch, FetchState, plan};
 use crate::{credentials::PullSecrets, node_events::failure_event, pods::PodsReceiver};
 
-/// Lower than the priority of the kubelet's pulls, for which containers wait.
+/// The priority of look-ahead pulls. The kubelet's pulls come first, because containers wait for them.
 const PRIORITY: i32 = -10;
 
 families! {
@@ -34,9 +34,9 @@ families! {
 pub struct LookAheadParts {
     pub manager: Arc<ImageManager>,
     pub runtime: RuntimeManager,
-    /// Maximum number of images that are fetched ahead at the same time.
+    /// Maximum number of images that are fetched ahead concurrently.
     pub images_max: NonZeroUsize,
-    /// Receives the failures as warnings about the node.
+    /// Receives the failures of look-ahead pulls as warnings about the node.
     pub events: Arc<dyn EventSink>,
 }
 
@@ -54,7 +54,7 @@ impl LookAhead {
         Self { parts, secrets: Arc::new(PullSecrets::new(client)), metrics }
     }
 
-    /// Fetches images until the pods end or this future is dropped.
+    /// Fetches images until the sender of `pods` or this future is dropped.
     pub(crate) async fn run(&self, mut pods: PodsReceiver) {
         let (mut states, mut tasks) = (HashMap::new(), JoinMap::new());
         loop {
@@ -77,7 +77,7 @@ impl LookAhead {
             for key in plan.cancel {
                 tracing::debug!(pod = &*key.pod.name, image = &*key.image, "no container waits for a look-ahead");
                 tasks.abort(&key);
-                // The plan counts the fetch as ended, although its task ends later.
+                // The fetch counts as ended from now on, although its task ends later.
                 states.insert(key, FetchState::Ended);
             }
             for key in &plan.forget {
@@ -101,7 +101,7 @@ impl LookAhead {
                 "held_back"
             }
             Err(error) => {
-                // Not logged here, because the sink logs the event.
+                // The failure is not logged, because the event sink logs the event.
                 let (what, at) = ("could not fetch an image ahead", (error.class(), error.stage()));
                 let message = format!("could not fetch `{image}` ahead for the pod `{pod}`: {}", error.message());
                 self.parts.events.record(failure_event("LookAheadFailed", message, what, image, at));
@@ -122,7 +122,7 @@ impl LookAhead {
         let pull = PullRequest {
             image: ImageSpec::new(image),
             pod: fetch.key.pod.clone(),
-            // The kubelet's own request follows and may share this pull.
+            // One retry is enough, because the kubelet's own request follows and may share this pull.
             patience: Patience::ONE_RETRY,
             ..PullRequest::default()
         };
@@ -138,7 +138,7 @@ impl LookAhead {
         self.parts.manager.ensure(&request, unwatched()).await.map(|_| "pulled")
     }
 
-    /// Spells the image as the kubelet's CRI request does, so that both share a pull. A runtime resolves short names.
+    /// Spells the image as the kubelet's CRI request does, so that both share a pull. A runtime gets it unchanged.
     fn spelling(&self, image: &str) -> String {
         match image.parse::<Reference>() {
             Ok(reference) if self.parts.runtime.local().is_some() => reference.canonical().to_string(),
@@ -146,7 +146,7 @@ impl LookAhead {
         }
     }
 
-    /// An image whose presence is unknown is treated as absent, because the manager checks again.
+    /// An image whose presence is unknown is treated as absent, because the manager checks the presence again.
     async fn is_present(&self, image: &str) -> bool {
         let Ok(name) = default_tag(image) else { return false };
         match self.parts.runtime.usable(&ImageSpec::new(name)).await {

@@ -10,7 +10,7 @@ use imagelet_core::{events::PodIdentity, manager::PullPolicy};
 
 use crate::pods::{BoundPod, PodImageUse};
 
-/// One image of one pod, as the pod spells it. All containers of the pod share one fetch.
+/// One image of one pod, as the pod spells it. All containers of the pod with this image share one fetch.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FetchKey {
     pub(super) pod: PodIdentity,
@@ -20,7 +20,7 @@ pub(super) struct FetchKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Running,
-    /// Succeeded, failed or cancelled. Only the kubelet requests the image from now on.
+    /// The fetch succeeded, failed or was cancelled. After that, only the kubelet requests the image.
     Ended,
 }
 
@@ -34,16 +34,16 @@ pub(super) struct Fetch {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FetchPlan {
-    /// Started in this order.
+    /// Fetches to start, in this order.
     pub(super) begin: Vec<Fetch>,
-    /// Fetches whose pod is deleted, or whose container already exists.
+    /// Running fetches to cancel: the pod is deleted, or no container waits for the image any more.
     pub(super) cancel: Vec<FetchKey>,
-    /// Ended fetches of deleted pods.
+    /// Ended fetches of deleted pods. The caller drops their states.
     pub(super) forget: Vec<FetchKey>,
 }
 
-/// Plans the fetches for the pods of a node, at most `running_max` at the same time. The first image of every pod is
-/// fetched before the second image of any pod.
+/// Plans the fetches for the pods of a node. At most `running_max` fetches run concurrently. The first image of every
+/// pod is fetched before the second image of any pod.
 pub(super) fn plan(
     pods: &[Arc<BoundPod>],
     fetches: &HashMap<FetchKey, FetchState>,

@@ -21,7 +21,7 @@ pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     /// The pods of a list that is being received.
     listing: BTreeMap<String, Arc<BoundPod>>,
-    /// More than `PODS_MAX` pods were received since the last list began.
+    /// Whether more than `PODS_MAX` pods were received since the last list began.
     is_cut: bool,
     /// The pods that ended since the last [`Self::take_changes`], by uid.
     ended: Vec<(Arc<str>, PodEnd)>,
@@ -33,12 +33,12 @@ impl KnownPods {
         Self { pods: BTreeMap::new(), listing: BTreeMap::new(), is_cut: false, ended: Vec::new(), starts }
     }
 
-    /// Returns whether the awaited images, pods or labels changed, or a pod ended. Always true at the end of a list.
+    /// Returns whether the event changes pods, labels or awaited images, or ends a pod. The end of a list is a change.
     pub(crate) fn take(&mut self, event: Event<PodObject>) -> bool {
         match event {
             Event::Init => {
                 self.listing.clear();
-                // The next list has the ended pods of an interrupted list again.
+                // The next list repeats the ended pods of an interrupted list.
                 self.ended.clear();
                 self.is_cut = false;
             }
@@ -52,7 +52,7 @@ impl KnownPods {
                 let known = std::mem::replace(&mut self.pods, std::mem::take(&mut self.listing));
                 let listed: HashSet<&str> = self.pods.values().map(|pod| &*pod.identity.uid).collect();
                 self.starts.retain(&listed);
-                // A pod beyond the limit is absent here and may still be on the node.
+                // A pod beyond `PODS_MAX` is absent from the list and may still be on the node.
                 if !self.is_cut {
                     let uids = known.values().map(|pod| &pod.identity.uid).filter(|uid| !listed.contains(&***uid));
                     self.ended.extend(uids.map(|uid| (Arc::clone(uid), PodEnd::Removed)));
@@ -101,7 +101,7 @@ impl KnownPods {
         is_changed
     }
 
-    /// Returns whether the pod was known. A known pod may have fetches, even if all its containers exist.
+    /// Removes a pod. Returns whether it was known: a known pod may have fetches, even if all its containers exist.
     fn remove(&mut self, object: &PodObject) -> bool {
         self.starts.forget(object);
         self.pods.remove(&object.full_name()).is_some()
@@ -115,7 +115,7 @@ impl KnownPods {
         self.pods.len()
     }
 
-    /// `None`: the pod needs no image any more.
+    /// Reads the images of a pod. `None` means that the pod needs no image any more.
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
         let pod = bound_pod(object)?;
         self.starts.observe(object, SystemTime::now());

@@ -35,16 +35,16 @@ const IMAGE_LENGTH_MAX: usize = 1024;
 const IMAGES_MAX: usize = 256;
 pub(crate) const SECRETS_MAX: usize = 64;
 
-/// The pods of the node. The first complete list is the first change.
+/// Receives the pods of the node. The first complete list is the first change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
 /// The image-related fields of a pod that is bound to a node and neither finished nor being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BoundPod {
     pub(crate) identity: PodIdentity,
-    /// `None`: the labels are over the limit, and no selector matches the pod.
+    /// `None` means that the labels are over the limit. No pod selector matches such a pod.
     pub(crate) labels: Option<BTreeMap<String, String>>,
-    /// Empty for a pod without a service account, such as a pod from a kubelet's manifest file.
+    /// The service account. A pod without one, such as a pod from a kubelet's manifest file, has an empty text.
     pub(crate) service_account: Arc<str>,
     /// Names of secrets in the namespace of the pod.
     pub(crate) pull_secrets: Vec<Arc<str>>,
@@ -61,14 +61,14 @@ pub(crate) struct PodImageUse {
     pub(crate) name: Arc<str>,
     /// The image as the pod spells it; a valid reference.
     pub(crate) image: Arc<str>,
-    /// The pull policy, defaulted as in the API server.
+    /// The pull policy. An absent policy has the API server's default.
     pub(crate) policy: PullPolicy,
-    /// The container does not exist yet or will be created again.
+    /// Whether the container does not exist yet or will be created again.
     pub(crate) waits: bool,
 }
 
 impl PodImageUse {
-    /// The field of the pod that names the image, as in a kubelet's events. Empty for a volume.
+    /// The field of the pod that names the image, as in a kubelet's events. It is empty for a volume.
     pub(crate) fn field(&self) -> String {
         match self.role {
             PodRole::Volume => String::new(),
@@ -82,7 +82,7 @@ impl BoundPod {
         format!("{}/{}", self.identity.namespace, self.identity.name)
     }
 
-    /// The images that containers of the pod wait for. `None`: all containers exist.
+    /// The images that containers of the pod wait for, or `None` if all containers exist.
     pub(crate) fn waiting(&self) -> Option<WaitingPod> {
         let images: BTreeSet<&Arc<str>> = self.images.iter().filter(|it| it.waits).map(|it| &it.image).collect();
         let images: Vec<Arc<str>> = images.into_iter().cloned().collect();
@@ -90,7 +90,7 @@ impl BoundPod {
     }
 }
 
-/// The images of a pod. `None`: the pod starts no more containers, or the object has an invalid name.
+/// The images of a pod, or `None` if the pod starts no more containers or the object has an invalid name.
 pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =
@@ -105,7 +105,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
         Some(policy) => {
             images.push(PodImageUse { role, name: name.into(), image: image.into(), policy, waits });
         }
-        // The kubelet reports an invalid name.
+        // The kubelet itself reports an invalid image name.
         None => {
             let image = shown(&shown_name(image));
             tracing::debug!(namespace, pod = pod_name, image, "passing over an image of a pod");
@@ -125,7 +125,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
             add(role, name, image, image_pull_policy, waits);
         }
     }
-    // A volume is mounted before any container of the pod is created.
+    // An image volume waits if any container waits, because it is mounted before the containers are created.
     for (volume, source) in spec.volumes.iter().flatten().filter_map(|it| Some((it, it.image.as_ref()?))) {
         let [image, policy] = [&source.reference, &source.pull_policy].map(|text| text.as_deref().unwrap_or_default());
         add(PodRole::Volume, &volume.name, image, policy, is_waiting);
@@ -144,7 +144,7 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     })
 }
 
-/// Why the pod starts no more containers. `None`: it may start containers.
+/// Why the pod starts no more containers, or `None` if it may start containers.
 pub(crate) fn pod_end(object: &PodObject) -> Option<PodEnd> {
     if object.metadata.deletion_timestamp.is_some() {
         return Some(PodEnd::Deleted);
@@ -152,7 +152,7 @@ pub(crate) fn pod_end(object: &PodObject) -> Option<PodEnd> {
     matches!(object.status.phase.as_str(), "Succeeded" | "Failed").then_some(PodEnd::Finished)
 }
 
-/// The policy with the API server's default. `None`: the image has no valid name.
+/// The pull policy with the API server's default, or `None` if the image name is invalid.
 fn defaulted_policy(image: &str, policy: &str) -> Option<PullPolicy> {
     let is_name = image.len() <= IMAGE_LENGTH_MAX && image.parse::<Reference>().is_ok();
     let default = PullPolicy::default_for(Some(image).filter(|_| is_name)?).ok()?;

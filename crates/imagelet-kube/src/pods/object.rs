@@ -22,7 +22,7 @@ pub(crate) struct PodObject {
 resource!(PodObject, NamespaceResourceScope, (), |()| ["", "v1", "Pod", "pods"]);
 
 impl PodObject {
-    /// `NAMESPACE/NAME`.
+    /// The name of the pod in the form `NAMESPACE/NAME`.
     pub(crate) fn full_name(&self) -> String {
         let ObjectMeta { namespace, name, .. } = &self.metadata;
         format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
@@ -51,7 +51,7 @@ pub(super) struct ContainerSpec {
     pub(super) name: String,
     pub(super) image: String,
     pub(super) image_pull_policy: String,
-    /// For an init container: `Always` makes it a sidecar.
+    /// `Always` makes an init container a sidecar.
     pub(super) restart_policy: Option<String>,
     pub(super) restart_policy_rules: List<IgnoredAny>,
 }
@@ -100,7 +100,7 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) 
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// `None`: the container has no status.
+/// The state of a container, or `None` if the container has no status.
 pub(super) fn state_of<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerState> {
     statuses?.iter().find(|status| status.name == name)?.state.as_ref()
 }

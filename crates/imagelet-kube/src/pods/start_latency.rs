@@ -77,7 +77,7 @@ impl StartTracker {
     }
 }
 
-/// `false` for a mirror pod, whose uid is not the pod's, and for external volumes, which add their own time.
+/// Whether a pod is measured: no mirror pod, which has another uid, and no external volume, which adds its own time.
 fn is_measured(pod: &PodObject) -> bool {
     pod.metadata.annotations.is_none() && pod.spec.volumes.iter().flatten().all(VolumeSpec::is_of_the_node)
 }
@@ -89,7 +89,7 @@ fn runs(pod: &PodObject) -> bool {
     containers.peek().is_some() && containers.all(|container| has_started(&container.name).is_some())
 }
 
-/// The times of init containers that ended, without sidecars.
+/// The run times of the init containers that have ended. Sidecars are excluded.
 fn init_intervals(pod: &PodObject) -> Vec<Interval> {
     let inits = pod.spec.init_containers.iter().flatten();
     let ordinary = inits.filter(|container| container.restart_policy.as_deref() != Some("Always"));
@@ -102,7 +102,7 @@ fn init_intervals(pod: &PodObject) -> Vec<Interval> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StartDurations {
-    /// The start latency without pulls and init containers. Overlapping times are subtracted once.
+    /// The start latency without the times of pulls and init containers. Overlapping times are subtracted once.
     start: Duration,
     pulling: Duration,
 }

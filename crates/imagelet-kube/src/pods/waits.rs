@@ -23,12 +23,12 @@ pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&Con
 /// The restart policy that decides whether an ended container is created again.
 fn restart_policy<'a>(role: PodRole, container: &'a ContainerSpec, of_pod: &'a str) -> &'a str {
     let is_policy = |text: &&str| ["Always", "OnFailure", "Never"].contains(text);
-    // The rules depend on the exit code, and only the kubelet evaluates them.
+    // Restart rules depend on the exit code. Only the kubelet evaluates them, so a new start is assumed.
     if container.restart_policy_rules.iter().flatten().next().is_some() {
         return "Always";
     }
     match (role, container.restart_policy.as_deref().filter(is_policy)) {
-        // A user created the container, and it runs once.
+        // An ephemeral container is created by a user and runs once.
         (PodRole::Ephemeral, _) => "Never",
         (_, Some(own)) => own,
         // An init container must succeed once.

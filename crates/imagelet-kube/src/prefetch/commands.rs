@@ -28,7 +28,7 @@ pub struct SetDocument {
     object: Value,
 }
 
-/// An unknown field is rejected.
+/// The fields of a set document. An unknown field is rejected.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DocumentFields {
@@ -36,7 +36,7 @@ struct DocumentFields {
     kind: String,
     metadata: ObjectMeta,
     spec: Value,
-    /// Accepted from `kubectl get -o yaml`, and not sent.
+    /// The status in the output of `kubectl get -o yaml` is accepted and not sent.
     #[serde(default, rename = "status")]
     _status: IgnoredAny,
 }
@@ -77,15 +77,15 @@ impl SetDocument {
 pub struct SetRow {
     /// `ImageSet` or `ClusterImageSet`.
     pub kind: &'static str,
-    /// Empty for a cluster-wide set.
+    /// The namespace, which is empty for a cluster-wide set.
     pub namespace: String,
     pub name: String,
     pub images: usize,
-    /// Nodes without these images are not ready.
+    /// Whether a node is only ready if it has these images.
     pub gate: bool,
     #[serde(flatten)]
     pub nodes: NodeCounts,
-    /// All nodes are ready.
+    /// Whether all nodes are ready.
     pub complete: bool,
     /// The message of the condition `Complete`, or why the condition is absent.
     pub message: String,
@@ -113,7 +113,7 @@ impl PrefetchApi {
         Ok(())
     }
 
-    /// All sets, by kind, namespace and name. `namespace` and `name` limit the result.
+    /// All sets, sorted by kind, namespace and name. `namespace` and `name` filter the result.
     ///
     /// # Errors
     /// If the API server rejects the list, is unreachable or has more than 5,000 sets of a kind.
@@ -132,7 +132,7 @@ impl PrefetchApi {
         Ok(rows)
     }
 
-    /// Deletes a set in this namespace, or a cluster-wide set with `None`. Returns false if the set is absent.
+    /// Deletes a set of `namespace`. With `None`, deletes a cluster-wide set. Returns whether the set existed.
     ///
     /// # Errors
     /// If the API server rejects the request or is unreachable.

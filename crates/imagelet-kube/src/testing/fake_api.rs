@@ -44,7 +44,7 @@ type Answer = Response<BoxBody<Bytes, std::io::Error>>;
 
 #[derive(Clone, Debug, Default)]
 pub struct FakeApiOptions {
-    /// The required bearer token. `None`: no token is required.
+    /// The required bearer token, or `None` if no token is required.
     pub token: Option<String>,
     /// Serves TLS with a certificate that the kubeconfig names.
     pub tls: bool,
@@ -54,7 +54,7 @@ pub struct FakeApiOptions {
 pub enum ApiFault {
     /// Answers with this status and message.
     Status(u16, String),
-    /// Answers with this text and 200.
+    /// Answers 200 with this text.
     Text(String),
     /// Never answers.
     Hang,
@@ -62,7 +62,7 @@ pub enum ApiFault {
     EmptyWatch,
 }
 
-/// An API server in this process. Ends when dropped.
+/// An API server in this process. Dropping the value ends the server.
 #[derive(Debug)]
 pub struct FakeApi {
     address: SocketAddr,
@@ -136,7 +136,7 @@ impl FakeApi {
         path
     }
 
-    /// A client without a socket.
+    /// A client that calls the server without a socket.
     pub fn client(&self) -> kube::Client {
         let shared = Arc::clone(&self.shared);
         let answer = tower::service_fn(move |request: Request<kube::client::Body>| {
@@ -308,7 +308,7 @@ impl Shared {
         drop(store);
         let mut metadata = json!({"resourceVersion": version.to_string()});
         let number = |key: &str| query.get(key).and_then(|text| text.parse::<usize>().ok());
-        // A list from the cache has one page.
+        // A list with a resource version comes from the cache and has one page.
         if let Some(limit) = number("limit").filter(|_| !query.contains_key("resourceVersion")) {
             let from = number("continue").unwrap_or(0).min(items.len());
             let mut rest = items.split_off(from);

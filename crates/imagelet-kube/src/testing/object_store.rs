@@ -26,7 +26,7 @@ pub(super) struct ObjectLog {
     oldest: u64,
     objects: BTreeMap<ObjectKey, Arc<Value>>,
     changes: VecDeque<Change>,
-    /// The version of the last change, for watches that wait.
+    /// The version of the last change. A new version wakes the waiting watches.
     changed: watch::Sender<u64>,
 }
 
@@ -49,7 +49,7 @@ pub(super) enum Conflict {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct Selector {
-    /// Empty: all namespaces.
+    /// The namespace, or an empty text for all namespaces.
     pub(super) namespace: String,
     /// A dotted path of a field, and its value.
     pub(super) field: Option<(String, String)>,
@@ -113,7 +113,7 @@ impl ObjectStore {
 
     /// Sends a bookmark to the watches of all collections.
     pub(super) fn bookmark(&mut self) {
-        // Other objects of the cluster change, too.
+        // The version grows as if other objects of the cluster had changed.
         self.version += 10;
         for log in self.collections.values_mut() {
             log.changes.push_back(Change { version: self.version, before: None, after: None });
@@ -143,7 +143,7 @@ impl ObjectLog {
         self.objects.values().filter(|object| selector.selects(object)).cloned().collect()
     }
 
-    /// The events after a version. `Err`: the version is forgotten, and this is the oldest known version.
+    /// The events after a version. If the version is forgotten, the error is the oldest known version.
     pub(super) fn events_after(&self, version: u64, selector: &Selector, collection: &str) -> Result<Vec<Value>, u64> {
         if version < self.oldest {
             return Err(self.oldest);
@@ -165,7 +165,7 @@ impl Selector {
 }
 
 impl Change {
-    /// The event for a watch. `None`: the watch does not select the object.
+    /// The event for a watch, or `None` if the watch does not select the object.
     fn event(&self, selector: &Selector, collection: &str) -> Option<Value> {
         if self.before.is_none() && self.after.is_none() {
             let metadata = json!({"resourceVersion": self.version.to_string(), "creationTimestamp": null});

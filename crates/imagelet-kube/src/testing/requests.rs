@@ -14,9 +14,9 @@ const WITH_STATUS: [&str; 4] = ["pods", "nodes", "imagesets", "clusterimagesets"
 pub(super) struct ObjectPath {
     /// `/api/v1/pods`, `/apis/GROUP/VERSION/RESOURCE`.
     pub(super) collection: String,
-    /// Empty: all namespaces, or an object of the cluster.
+    /// The namespace. It is empty for all namespaces and for an object of the cluster.
     pub(super) namespace: String,
-    /// `None`: the collection.
+    /// The name of the object, or `None` for the whole collection.
     pub(super) name: Option<String>,
     pub(super) is_status: bool,
 }
@@ -162,11 +162,11 @@ fn created(store: &mut ObjectStore, path: &ObjectPath, key: &ObjectKey, mut obje
 /// How a write changes `spec`, or `status` in a request for the status.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Merge {
-    /// Replaces the whole field, because one manager owns it.
+    /// Replaces the whole `spec` or `status`, because one manager owns it.
     Whole,
-    /// Replaces its top-level fields.
+    /// Replaces only the fields that the write has.
     Fields,
-    /// Replaces its top-level fields, and merges conditions by type.
+    /// Replaces only the fields that the write has, and merges conditions by type.
     Strategic,
 }
 

@@ -1,4 +1,4 @@
-//! The health of a watch: whether its objects are known, and the time of the last contact. For probes and metrics.
+//! The health of a watch: whether its objects are known, and the time of the last contact. Probes and metrics use it.
 
 use std::{
     sync::{Arc, Mutex},
@@ -35,9 +35,9 @@ pub struct WatchHealth {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
-    /// The objects were listed at least once since the start.
+    /// Whether the objects were listed at least once since the start.
     pub is_listed: bool,
-    /// The watch is connected and receives changes.
+    /// Whether the watch is connected and receives changes.
     pub in_sync: bool,
     pub heard_at: Option<Instant>,
     /// Number of failed watches and failed attempts to start a watch.
@@ -67,7 +67,7 @@ impl WatchHealth {
         locked(&self.report).clone()
     }
 
-    /// Records the progress of a request. Returns the failure that has now ended.
+    /// Records the progress of a request. If the watch works again, returns the failure that has ended.
     pub(super) fn observe(&self, answer: Answer) -> Option<String> {
         let mut report = locked(&self.report);
         match answer {

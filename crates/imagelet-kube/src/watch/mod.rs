@@ -1,6 +1,6 @@
 //! The watch of one collection of objects: `kube`'s watch with one log line per failure, and a health state.
 //!
-//! While the API server is unreachable, the last known objects stay, so no lease or pin is released.
+//! While the API server is unreachable, the agent keeps the last known objects and releases no lease or pin.
 
 mod health;
 
@@ -30,7 +30,7 @@ const LIFE_MAX: Duration = Duration::from_secs(288);
 /// The first wait after a failure. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
-/// Maximum wait if the API server does not have or forbids the kind. That state may be permanent.
+/// Maximum wait if the API server does not have the kind or forbids it, because this may be permanent.
 const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
 /// After this time without a failure, the next failure is the first in a row.
 const HEALTHY_AFTER: Duration = Duration::from_mins(2);

@@ -33,20 +33,20 @@ pub(super) struct ClusterView {
     pub(super) changed: Notify,
 }
 
-/// By set uid and node: the last report of a busy node and the time of its change. A restart delays stall detection.
+/// The last report of each busy node and the time of its change, by set uid and node. Each new leader starts anew.
 pub(super) type BusyNodes = HashMap<(String, String), (Option<SetReport>, Instant)>;
 
 #[derive(Debug, Default)]
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,
-    /// The latest time of the next pass if nothing changes.
+    /// The time of the next pass if nothing changes before.
     pub(super) next: Option<Instant>,
     pub(super) sets_known: usize,
     pub(super) reports_known: usize,
 }
 
 impl ClusterView {
-    /// Decides for all sets. `None`: the sets, nodes or reports are not listed yet.
+    /// Decides what to do for each set. `None` means that the sets, nodes or reports are not listed yet.
     pub(super) fn plan(&self, busy: &mut BusyNodes, wall: SystemTime, now: Instant) -> Option<PassPlan> {
         if !is_listed(&self.reports) || !is_listed(&self.nodes) {
             return None;
@@ -63,7 +63,7 @@ impl ClusterView {
         let mut plan = PassPlan { reports_known: reports.len(), ..PassPlan::default() };
         let soonest = |next: &mut Option<Instant>, at| *next = Some(next.map_or(at, |next| next.min(at)));
         let mut still_busy = BusyNodes::new();
-        // In the order of places. Otherwise one namespace could use all writes of a pass.
+        // The order of places prevents that one namespace uses all writes of a pass.
         for (set, limit) in all_sets.iter().flat_map(KnownSets::placed) {
             plan.sets_known += 1;
             let (mut selected, mut is_full) = (Vec::new(), false);
@@ -71,7 +71,8 @@ impl ClusterView {
                 let report = of_sets.get(&(set.uid.as_str(), name.as_str())).copied();
                 is_full |=
                     report.is_none() && reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
-                // Only the node knows its pods. It reports each set that matches its pods, unless its report is full.
+                // Only a node knows its pods and reports the sets that match them. A node without a report is not
+                // selected.
                 if set.spec.pod_selector.is_some() && report.is_none() {
                     continue;
                 }

@@ -24,7 +24,7 @@ const RENEWED_MAX: Duration = Duration::from_secs(20);
 pub(super) struct Election {
     api: Api<Lease>,
     identity: String,
-    /// The last read lease, and the time of its last change by this process' clock. Other clocks are not trusted.
+    /// The last read lease, and the time of its last change by this process' clock. No other clock is trusted.
     seen: Option<(LeaseSpec, Instant)>,
 }
 
@@ -53,7 +53,7 @@ impl Election {
         }
     }
 
-    /// Renews the lease until a renewal fails for too long.
+    /// Renews the lease. Returns if another process has the lease, or if no renewal succeeds for `RENEWED_MAX`.
     pub(super) async fn hold(&mut self) {
         let mut ends_at = Instant::now() + RENEWED_MAX;
         loop {
@@ -81,7 +81,7 @@ impl Election {
         }
         let spec = Some(next(lease, &self.identity, Timestamp::now()));
         let written = if let Some(found) = found {
-            // The request has the version that was read. If another candidate was faster, the API server answers 409.
+            // The request has the version of the lease that was read. If the lease has changed, the answer is 409.
             self.api.replace(LEASE, &PostParams::default(), &Lease { spec, ..found }).await
         } else {
             let metadata = ObjectMeta { name: Some(LEASE.to_owned()), ..ObjectMeta::default() };

@@ -44,7 +44,7 @@ use crate::{
 /// Objects per page of a list. The whole received page is in memory while its objects are parsed.
 const PAGE_OBJECTS: u32 = 100;
 const FIELD_MANAGER: &str = "imagelet-controller";
-/// The minimum time between two writes of one status. Each write is sent to all agents.
+/// The minimum time between two writes of one status. The API server sends each write to all agents.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
 const PASS_EVERY: Duration = Duration::from_secs(2);
 /// The first wait after a pass with a failed request. The wait doubles with each failed pass in a row.
@@ -82,15 +82,15 @@ pub struct PrefetchController {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerReport {
-    /// The API server has answered about the lease.
+    /// Whether the API server has answered a request for the lease.
     pub has_answer: bool,
     pub leads: bool,
-    /// The sets, reports and nodes are listed.
+    /// Whether the sets, reports and nodes are listed.
     pub is_listed: bool,
 }
 
 impl PrefetchController {
-    /// The lease is in this namespace. `identity` is unique among all controllers, for example the pod's name.
+    /// The lease is in `namespace`. `identity` is unique among all controllers, for example the pod's name.
     pub fn new(client: Client, namespace: &str, identity: &str, metrics: Arc<Metrics>) -> Self {
         for family in FAMILIES {
             metrics.declare(family);
@@ -140,7 +140,7 @@ impl PrefetchController {
         let ((nodes, mut of_nodes), (reports, mut of_reports)) = (reflector::store(), reflector::store());
         let view = ClusterView { sets: SharedSets::default(), reports, nodes, changed: Notify::new() };
         let take_node = |event: Event<PartialObjectMeta<Node>>| {
-            // Only the labels are needed.
+            // The controller needs only the labels of a node.
             let narrow = |node: &mut PartialObjectMeta<Node>| {
                 (node.metadata.managed_fields, node.metadata.annotations) = (None, None);
             };
@@ -173,7 +173,7 @@ impl PrefetchController {
                         if failures == 0 {
                             tracing::warn!(error = text(&error), "a request of the controller failed; it is repeated");
                         }
-                        // No change shortens this wait.
+                        // A change of an object does not shorten this wait.
                         sleep(backoff(RETRY_FIRST, RETRY_MAX, failures)).await;
                         failures = failures.saturating_add(1);
                         continue;
@@ -194,7 +194,7 @@ impl PrefetchController {
         }
     }
 
-    /// Writes statuses and deletes sets. Returns when the next pass is due, even if nothing changes.
+    /// Writes statuses and deletes sets. Returns the time of the next pass, which is due even if nothing changes.
     async fn act(
         &self,
         plan: PassPlan,

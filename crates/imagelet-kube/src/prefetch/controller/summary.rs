@@ -15,13 +15,13 @@ use crate::prefetch::objects::{FailureCount, ImagePhase, ImageSet, NodeCounts, S
 /// Maximum failure classes in a status.
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
-/// The time after the start of a spec in which nodes with matching pods report themselves. Until then, no wave begins
-/// and the set is not complete.
+/// Nodes with matching pods report themselves within this time after the start of a spec. Until the end of this time,
+/// no wave begins and the set is not complete.
 const SELECTION_LASTS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
-    /// The time of the next decision without a change. `None`: only a change causes a decision.
+    /// There is nothing to do before `until`. With `None`, only a change of objects causes the next decision.
     Idle {
         until: Option<SystemTime>,
     },
@@ -30,7 +30,7 @@ pub(super) enum SetAction {
     Delete,
 }
 
-/// Decides for one set, which may be above a limit. `nodes` are sorted by place, with their reports about this spec.
+/// Decides what to do for one set. `limit` is the limit that the set exceeds, if any. `nodes` are sorted by place.
 pub(super) fn decide(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -49,7 +49,7 @@ pub(super) fn decide(
     }
 }
 
-/// The end of `SELECTION_LASTS` for a spec with a pod selector. `None`: no pod selector, or the time has passed.
+/// When `SELECTION_LASTS` ends for a spec. `None` means that it has ended or that the spec has no pod selector.
 fn selection_ends(set: &ImageSet, started: &Time, now: SystemTime) -> Option<SystemTime> {
     set.spec.pod_selector.as_ref()?;
     Some(SystemTime::from(started.0) + SELECTION_LASTS).filter(|ends| *ends > now)
@@ -70,7 +70,7 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], w
     let is_selected = selection_ends(set, &started_at, wall).is_none();
     let is_complete = is_selected && counts.wanted > 0 && counts.ready == counts.wanted;
     let is_finished = is_complete || (is_over && counts.wanted > 0);
-    // All nodes ignore a set above any other limit, so no node is admitted.
+    // Nodes ignore a set above a limit other than the report limit, so no node is admitted.
     let is_admitting = is_selected && limit.is_none_or(|limit| limit == SetLimit::Report);
     SetStatus {
         observed_generation: set.generation,
@@ -83,7 +83,7 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], w
     }
 }
 
-/// The conditions of a set. `Limited` only exists above a limit. Each has the time of its last status change.
+/// The conditions of a set, each with the time of its last change. `Limited` only exists if the set exceeds a limit.
 fn conditions(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -126,7 +126,7 @@ fn conditions(
     conditions
 }
 
-/// The failures by class and step with their first nodes, the most frequent first.
+/// The failures by class and step, the most frequent first. Each failure names the first of its nodes.
 fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
     let mut found: BTreeMap<(&str, &str), FailureCount> = BTreeMap::new();
     for node in nodes {
@@ -145,7 +145,7 @@ fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
             };
             let failure = found.entry((class, hop)).or_insert_with(|| of_node(0));
             failure.nodes += 1;
-            // The first node by name, so that the status does not depend on the order of the waves.
+            // The failure names the first node by name, so the status does not depend on the order of the waves.
             if node.name < failure.node.as_str() {
                 *failure = of_node(failure.nodes);
             }

@@ -6,21 +6,21 @@ use crate::prefetch::objects::{ImageReport, ImageSet, PLACES, SetPhase, WaveStat
 pub(super) struct SelectedNode<'a> {
     pub(super) name: &'a str,
     pub(super) place: u64,
-    /// The phase that the node reports for this spec. `None`: no report yet.
+    /// The phase that the node reports for this spec, or `None` before its first report.
     pub(super) phase: Option<SetPhase>,
     pub(super) images: &'a [ImageReport],
-    /// The node may begin, and its report has not changed for a long time. A stalled node delays no other node.
+    /// Whether the node may begin and its report has not changed for a long time. A stalled node delays no other node.
     pub(super) is_stalled: bool,
 }
 
 impl SelectedNode<'_> {
-    /// Whether an admitted node uses one of the slots.
+    /// Whether an admitted node counts against the limit of concurrent nodes.
     fn is_busy(&self) -> bool {
         !self.is_stalled && !self.phase.is_some_and(SetPhase::is_finished)
     }
 }
 
-/// The next cut. `nodes` are sorted by place. Nodes below the cut may begin, and at most the limit of them are busy.
+/// The next cut, below which nodes may begin. At most the set's limit of nodes is busy. `nodes` are sorted by place.
 ///
 /// The cut depends only on the reports and the previous cut, so a restarted controller continues at the last cut.
 pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveStatus> {
@@ -34,7 +34,7 @@ pub(super) fn wave(set: &ImageSet, nodes: &[SelectedNode<'_>]) -> Option<WaveSta
         busy += usize::from(node.is_busy());
         last = Some(node.place);
     }
-    // All known nodes may begin. Without a pod selector, nodes that join later may begin, too: they are few.
+    // All known nodes may begin. Without a pod selector, nodes that join later may begin, too, because they are few.
     let all = if set.spec.pod_selector.is_none() { PLACES } else { last.map_or(0, |place| place + 1) };
     Some(WaveStatus { cut: all.max(before) })
 }

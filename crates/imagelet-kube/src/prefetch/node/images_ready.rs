@@ -20,8 +20,8 @@ impl ImagesReady {
     pub(super) const PRESENT: &str = "ImagesPresent";
     pub(super) const MISSING: &str = "ImagesMissing";
 
-    /// The condition from the reports of the gated sets that select the node. `beyond`: gated sets that no node
-    /// fetches, because of a limit. `None`: no gated set selects the node.
+    /// `gated` are the reports of the gated sets that select the node. `beyond` are gated sets that no node fetches,
+    /// because of a limit. Returns `None` if no gated set selects the node.
     pub(super) fn of(gated: &[SetReport], beyond: &[ImageSet]) -> Option<Self> {
         let mut images: Vec<(&SetReport, &ImageReport)> =
             gated.iter().flat_map(|set| set.images.iter().map(move |image| (set, image))).collect();

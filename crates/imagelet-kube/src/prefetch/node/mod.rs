@@ -69,7 +69,7 @@ const RETRY_MAX: Duration = Duration::from_mins(15);
 /// The first wait after a failed request to write the report or the condition.
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
-/// Maximum wait for the first list of pods, by which sets select the node.
+/// Maximum wait for the first list of pods. Sets with a pod selector need this list.
 const PODS_WAIT: Duration = Duration::from_mins(1);
 /// How often the agent reads the progress of a pull and checks that images are present.
 const TICK: Duration = Duration::from_secs(30);
@@ -81,7 +81,7 @@ pub struct PrefetchAgent {
     client: Client,
     node: String,
     target: Arc<dyn PrefetchNode>,
-    /// `None`: no set selects the node by its pods.
+    /// The pods of the node. With `None`, no set with a pod selector selects the node.
     pods: Option<PodsReceiver>,
 }
 
@@ -104,7 +104,7 @@ struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
     attempts: BTreeMap<TaskKey, Attempts>,
     running: Option<RunningPull>,
-    /// The namespace of the last started pull. Empty for a cluster-wide set.
+    /// The namespace of the last started pull. It is empty for a cluster-wide set.
     last: String,
     pins: Option<Vec<SetPin>>,
     matches: LastMatches,
@@ -112,7 +112,7 @@ struct AgentWork {
 
 #[derive(Clone, Copy, Default)]
 struct Attempts {
-    /// Failures in a row.
+    /// Number of failures in a row.
     failures: u32,
     /// How often the pull was interrupted for other sets.
     given_way: u32,
@@ -123,13 +123,13 @@ impl PrefetchAgent {
         Self { client, node: node.to_owned(), target, pods: None }
     }
 
-    /// Sets also select the node by the pods that this agent watches.
+    /// Sets with a pod selector select the node by the pods that `agent` watches.
     #[must_use]
     pub fn with_pods_of(self, agent: &NodeAgent) -> Self {
         Self { pods: Some(agent.pods()), ..self }
     }
 
-    /// Watches the sets until this future is dropped. Without the kinds in the API server, the agent does nothing.
+    /// Watches the sets until this future is dropped. The agent does nothing if the API server lacks the kinds of sets.
     pub async fn run(&self) {
         let (nodes, mut writer) = reflector::store();
         let inputs = Inputs { sets: SharedSets::default(), nodes, changed: Notify::new() };
@@ -160,7 +160,7 @@ impl PrefetchAgent {
         let (SelectedSets { sets, .. }, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
         if let Some(mut pods) = self.pods.clone() {
-            // Without a list of pods, sets without a pod selector are fetched, and the last matches of other sets stay.
+            // If the list of pods is late, sets without a pod selector are fetched. Other sets keep their matches.
             let _ = timeout(PODS_WAIT, pods.changed()).await;
         }
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
@@ -187,7 +187,7 @@ impl PrefetchAgent {
                     None => {}
                 }
             }
-            // Each Node is read once: a Node that was received before the last write does not have this write.
+            // Each version of the Node is read once, because a version from before the last write lacks this write.
             if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
                 of_condition.found(condition_in_api(&node));
                 seen = Some(Arc::clone(&node));
@@ -216,7 +216,7 @@ impl PrefetchAgent {
         }
     }
 
-    /// Returns the result of the running pull. `None`: the pull must be interrupted for the waiting images.
+    /// Waits for the result of the running pull. `None` means that the pull must be interrupted for a waiting image.
     async fn pull_ended(
         &self,
         running: Option<&mut RunningPull>,
@@ -259,7 +259,7 @@ impl PrefetchAgent {
             }
             Some(Err(failure)) => {
                 let FetchFailure { class, stage, message } = &failure;
-                // A pull that an open circuit rejected has no event, because the circuit had its own event.
+                // If an open circuit rejected the pull, no event is recorded, because the circuit recorded one.
                 if *class != ErrorClass::HeldBack {
                     let image = &key.image.reference;
                     let (message, what) =
@@ -296,7 +296,7 @@ impl PrefetchAgent {
                     Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
                 }
             }
-            // If no pull runs, or the plan cancelled it, the next pull starts at once.
+            // If no pull runs, or the plan cancelled the running pull, the next pull starts at once.
             let Some(task) = plan.next.take() else { return (plan, presence.taken_at.is_some()) };
             let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
             let (key, watcher) = (task.key.clone(), bytes.watcher());
@@ -339,7 +339,7 @@ impl PrefetchAgent {
         }
     }
 
-    /// The report in the API. `None`: it is absent.
+    /// The report in the API, or `None` if the report is absent or unreadable.
     async fn read_report(&self) -> Option<WrittenReport> {
         for failures in 0.. {
             match self.reports().get_opt(&self.node).await {
@@ -378,7 +378,7 @@ impl Inputs {
     }
 }
 
-/// Waits for the end of a write. Never returns if no write runs.
+/// Waits for the end of a write, or forever if no write runs.
 async fn end_of<F: Future + Unpin>(running: &mut Option<F>) -> F::Output {
     let Some(write) = running else { return pending().await };
     let end = write.await;

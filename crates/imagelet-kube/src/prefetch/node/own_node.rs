@@ -1,6 +1,6 @@
 //! The condition that the agent reads and writes in its own Node object.
 //!
-//! The agent compares with the condition in the API, also after a restart and after a change by another client.
+//! The agent compares the wanted condition with that in the API, also after a restart and another client's change.
 
 use jiff::Timestamp;
 use k8s_openapi::{
@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::images_ready::{CONDITION, ImagesReady};
 
-/// The condition in the API. `None`: absent. An unknown condition has no message, so it equals no wanted one.
+/// The condition in the API, if present. An unknown condition gets no message, so it equals no wanted condition.
 pub(super) fn condition_in_api(node: &Node) -> Option<ImagesReady> {
     let NodeCondition { status, reason, message, .. } = condition(node)?;
     let message = message.clone().unwrap_or_default();
@@ -22,8 +22,8 @@ pub(super) fn condition_in_api(node: &Node) -> Option<ImagesReady> {
     })
 }
 
-/// The strategic merge patch that sets or removes only this condition. With the uid, the API server rejects the
-/// patch of a recreated Node.
+/// The strategic merge patch that sets or removes only this condition. With the uid, the API server rejects the patch
+/// if the Node was recreated.
 pub(super) fn condition_patch(node: &Node, wanted: Option<&ImagesReady>, now: Timestamp) -> Value {
     let written = |ImagesReady { is_ready, message }: &ImagesReady| {
         let (status, reason) = if *is_ready { ("True", ImagesReady::PRESENT) } else { ("False", ImagesReady::MISSING) };

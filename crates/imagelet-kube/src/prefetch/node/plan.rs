@@ -25,14 +25,14 @@ const MESSAGES_LENGTH_MAX: usize = 64 << 10;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TaskKey {
     pub(super) uid: String,
-    /// Zero, unless the set pulls again for each generation.
+    /// The generation, if the set pulls again for each generation. Otherwise zero.
     pub(super) generation: i64,
     pub(super) image: SetImage,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
-    /// The received bytes and the total. `None`: not known yet.
+    /// The received bytes and the total bytes, or `None` if they are not known yet.
     Running(Option<(u64, u64)>),
     Done {
         at: SystemTime,
@@ -41,7 +41,7 @@ pub(super) enum TaskState {
         failure: FetchFailure,
         retry_at: Instant,
     },
-    /// The slow pull was interrupted for other sets. It continues in its next turn.
+    /// A slow pull was interrupted for other sets. It continues in its next turn.
     GaveWay {
         at: Instant,
     },
@@ -80,11 +80,11 @@ pub(super) struct PlanInput<'a> {
 pub(super) struct Plan {
     /// The pull to start. One pull runs at a time.
     pub(super) next: Option<Task>,
-    /// Images that wait for the end of the running pull.
+    /// The next image that waits for the end of the running pull.
     pub(super) waiting: Option<Waiting>,
     pub(super) pins: Vec<SetPin>,
     pub(super) report: Vec<SetReport>,
-    /// The condition of the node. `None`: no gated set selects the node. Only valid after a pass has listed the images.
+    /// The condition of the node, or `None` if no gated set selects it. Only valid after a pass has listed the images.
     pub(super) images_ready: Option<ImagesReady>,
     /// All tasks of selected sets. The states of other tasks are dropped, and their pulls are cancelled.
     pub(super) tasks: BTreeSet<TaskKey>,
@@ -95,7 +95,7 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) image: String,
-    /// Every waiting set is slow, too.
+    /// Whether all waiting sets are slow.
     pub(super) are_all_slow: bool,
 }
 
@@ -153,10 +153,10 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     } else {
         plan.next = next(&candidates, input.last).map(Task::of);
     }
-    // Gated sets come first: a restarted agent knows only reported images, and the condition must not change.
+    // Gated sets come first: a restarted agent knows only reported images and must not change the condition.
     reports.sort_by_key(|(set, _)| !set.spec.gate);
     reports.truncate(REPORTED_SETS_MAX);
-    // The stable order avoids writes: changes of other sets change the places of sets.
+    // This order is stable and so avoids writes, because the places of sets change with other sets.
     reports.sort_by(|(a, _), (b, _)| (&a.created_at, &a.name).cmp(&(&b.created_at, &b.name)));
     plan.report = reports.into_iter().map(|(_, report)| report).collect();
     plan.images_ready = ImagesReady::of(&gated, input.gated_beyond);
@@ -191,7 +191,7 @@ pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<Tas
     states
 }
 
-/// Why a set starts no pull.
+/// Why a set starts no pull, or `None` if it may start pulls.
 fn held(set: &ImageSet, input: &PlanInput<'_>) -> Option<SetPhase> {
     if set.deadline().is_some_and(|deadline| deadline <= input.wall) {
         Some(SetPhase::Expired)

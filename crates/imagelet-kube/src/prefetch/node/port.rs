@@ -17,7 +17,7 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
     /// Which of these images are absent: the last pass did not list them, or their layers are missing now.
     async fn presence(&self, references: &BTreeSet<String>) -> ImagePresence;
 
-    /// Pulls one image if the policy requires a pull and the disk is below the watermark. Dropping the future cancels.
+    /// Pulls an image if its policy requires this and the disk is below the watermark. Dropping the future cancels it.
     async fn fetch(&self, request: EnsureRequest, watcher: PullWatcher) -> Result<(), FetchFailure>;
 
     /// The current conditions that decide whether a pull of [`Self::fetch`] is slow.
@@ -33,16 +33,16 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
 pub struct FetchConditions {
     /// The policy with the minimum rate. A slower pull is interrupted for waiting images.
     pub policy: HoldPolicy,
-    /// The pull waits in the queue behind pulls of pods.
+    /// Whether the pull waits in the queue behind pulls of pods.
     pub is_queued: bool,
-    /// Whether a pull without a report so far will report its bytes. A pull by a runtime reports none.
+    /// Whether a pull without a report so far will report its bytes. A pull by a runtime reports no bytes.
     pub is_measured: bool,
 }
 
 /// The images that a pass did not find.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePresence {
-    /// The time of the pass. `None`: no pass yet.
+    /// The time of the pass, or `None` before the first pass.
     pub taken_at: Option<SystemTime>,
     pub absent: BTreeSet<String>,
 }

@@ -25,7 +25,7 @@ struct KnownBytes {
     sum: Option<(u64, u64)>,
     /// The bytes from the network.
     received: u64,
-    /// Whether the pull reports its bytes. `None`: not known yet.
+    /// Whether the pull reports its bytes, or `None` if this is not known yet.
     is_measured: Option<bool>,
 }
 

@@ -12,12 +12,12 @@ use crate::{
 /// A set stays selected for this time after its last pod ended, so that a recreated pod ends no pull and no pin.
 pub(super) const LINGER: Duration = Duration::from_mins(2);
 
-/// The time of the last match of a bound pod, by the uid of a set with a pod selector.
+/// For each set with a pod selector, by its uid: when it last matched a bound pod.
 pub(super) type LastMatches = BTreeMap<String, Instant>;
 
 #[derive(Debug, Default)]
 pub(super) struct SelectedSets {
-    /// In the order of their places.
+    /// The selected sets, in the order of their places.
     pub(super) sets: Vec<ImageSet>,
     /// Gated sets that no node fetches, because of a limit.
     pub(super) gated_beyond: Vec<ImageSet>,
@@ -25,7 +25,7 @@ pub(super) struct SelectedSets {
 
 impl SelectedSets {
     /// The sets that select the node, in the same order. A namespaced set only sees the pods of its namespace. `pods`
-    /// is `None` before the first list. Until then, the last matches stay.
+    /// is `None` before the first list. Until the first list, the last matches stay.
     pub(super) fn selecting(
         mut self,
         labels: &BTreeMap<String, String>,

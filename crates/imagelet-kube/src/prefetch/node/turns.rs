@@ -7,7 +7,7 @@ use tokio::time::Instant;
 
 use crate::prefetch::objects::{ImageSet, SetImage, SetScope};
 
-/// The first turn of a pull that reports no bytes. A runtime may lose the data of an interrupted pull.
+/// The first turn of a pull that reports no bytes. It is long, because a runtime may lose an interrupted pull's data.
 const UNMEASURED_TURN: Duration = Duration::from_mins(2);
 /// Maximum doublings of a turn. A small layer of a slow registry is not resumed, so it needs a whole turn.
 const DOUBLINGS_MAX: u32 = 8;
@@ -16,9 +16,9 @@ const DOUBLINGS_MAX: u32 = 8;
 pub(super) struct Candidate<'a> {
     pub(super) set: &'a ImageSet,
     pub(super) image: &'a SetImage,
-    /// An image of the set was interrupted and is not yet fetched.
+    /// Whether the pull of an image of the set was interrupted and has not finished since.
     pub(super) is_slow: bool,
-    /// The time of the failure or interruption. `None`: the image was never tried.
+    /// The retry time of a failed image or the time of the interruption, or `None` without both.
     pub(super) since: Option<Instant>,
 }
 
@@ -44,9 +44,9 @@ impl Candidate<'_> {
 pub(super) struct Turn {
     /// How often the pull was interrupted before.
     pub(super) given_way: u32,
-    /// The pull reports its bytes during the transfer. A runtime reports no bytes.
+    /// Whether the pull reports its bytes during the transfer. A runtime reports no bytes.
     pub(super) is_measured: bool,
-    /// Every waiting set is slow, too: longer turns waste less.
+    /// Whether all waiting sets are slow. If so, turns get longer, because longer turns waste less.
     pub(super) are_all_slow: bool,
 }
 

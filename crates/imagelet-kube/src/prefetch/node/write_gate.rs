@@ -33,7 +33,7 @@ impl From<NodeImages> for WrittenReport {
 /// A fact that a node writes about itself: the report or the condition.
 pub(super) trait NodeFact: PartialEq {
     const NAME: &str;
-    /// The wait after a request that the API server forbids. `None`: the wait after any other failure.
+    /// The wait after a forbidden request. With `None`, the wait is the same as after any other failure.
     const FORBIDDEN_RETRY: Option<Duration>;
 
     /// Whether the fact equals an absent object in the API.
@@ -56,10 +56,10 @@ impl NodeFact for WrittenReport {
     }
 }
 
-/// The condition of the node. `None`: it is absent.
+/// The condition of the node, or `None` if it is absent.
 impl NodeFact for Option<ImagesReady> {
     const NAME: &str = "condition `imagelet.dev/ImagesReady`";
-    /// Most clusters do not grant this right.
+    /// Most clusters do not grant the right to write the condition.
     const FORBIDDEN_RETRY: Option<Duration> = Some(Duration::from_mins(15));
 
     fn is_empty(&self) -> bool {
@@ -71,7 +71,7 @@ impl NodeFact for Option<ImagesReady> {
     }
 }
 
-/// The last write, and the waiting change.
+/// The last write of a fact, and the change that waits to be written.
 #[derive(Debug)]
 pub(super) struct WriteGate<T> {
     written: Option<T>,
@@ -84,17 +84,17 @@ pub(super) struct WriteGate<T> {
 }
 
 impl<T: NodeFact> WriteGate<T> {
-    /// The gate of an agent that starts, with the fact in the API.
+    /// The gate of a starting agent. `written` is the fact in the API.
     pub(super) fn restored(written: Option<T>) -> Self {
         Self { written, written_at: None, changed: None, failures: 0, retry_at: None }
     }
 
-    /// Takes over the fact that a watch found in the API.
+    /// Records the fact that a watch found in the API.
     pub(super) fn found(&mut self, found: T) {
         self.written = Some(found);
     }
 
-    /// When to write this fact. `None`: it is already written. `random` is between 0 and 1.
+    /// When to write this fact, or `None` if it is already written. `random` is between 0 and 1.
     pub(super) fn due(&mut self, fact: &T, now: Instant, random: f64) -> Option<Instant> {
         let is_written = match &self.written {
             Some(written) => written == fact,
@@ -122,7 +122,7 @@ impl<T: NodeFact> WriteGate<T> {
     }
 }
 
-/// The parts that the controller counts: the phase of each set, and the failed images with their errors.
+/// The parts of a report that the controller counts: the phase of each set, and the failed images with their errors.
 fn milestones(report: &WrittenReport) -> impl PartialEq + use<> {
     let failed = |set: &SetReport| -> Vec<(String, String)> {
         let failed = set.images.iter().filter(|image| image.phase == ImagePhase::Failed);

@@ -22,7 +22,7 @@ pub(crate) const PLACES: u64 = 1 << 52;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {
     pub(crate) scope: SetScope,
-    /// Empty for a cluster-wide set.
+    /// The namespace, which is empty for a cluster-wide set.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
@@ -82,7 +82,7 @@ impl SetObject {
         SetName { scope, namespace: namespace.clone().unwrap_or_default(), name: name.clone().unwrap_or_default() }
     }
 
-    /// `None`: the set is being deleted.
+    /// Parses the set. `None` means that the set is being deleted.
     pub(crate) fn read(&self, scope: SetScope) -> Result<Option<ImageSet>, SetRejection> {
         let name = self.name(scope);
         if !name.is_valid() {
@@ -120,7 +120,7 @@ impl ImageSet {
         self.spec.max_concurrent_nodes.is_none() || (self.is_observed() && is_admitted())
     }
 
-    /// The time until which nodes may start pulls. `None`: no deadline.
+    /// The time until which nodes may start pulls. `None` means no deadline, or that the start is not known yet.
     pub(crate) fn deadline(&self) -> Option<SystemTime> {
         let lasts = self.spec.deadline?.get();
         let started = self.status.started_at.as_ref().filter(|_| self.is_observed());

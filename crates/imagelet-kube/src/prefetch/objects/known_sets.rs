@@ -30,9 +30,9 @@ const KNOWN_MAX: usize = 4 * SETS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetLimit {
-    /// Older sets of its namespace use all places of the namespace.
+    /// Older sets of the same namespace use all places of the namespace.
     OfNamespace,
-    /// Other sets use all places.
+    /// Other sets use all places of the cluster.
     Total,
     /// Nodes fetch the set, but the report of at least one node is full.
     Report,
@@ -74,7 +74,7 @@ pub(crate) struct KnownSets {
 }
 
 impl KnownSets {
-    /// The sets in the order of their places. A set above a limit has this limit.
+    /// The sets in the order of their places. Each set has the limit that it exceeds, if any.
     ///
     /// The oldest set of each namespace is first, then the second oldest of each. A namespace with many sets takes no
     /// places of other namespaces, and a new set takes no place of an older set in its namespace.
@@ -82,7 +82,7 @@ impl KnownSets {
         placed(&self.sets).take(KNOWN_MAX)
     }
 
-    /// Returns whether the sets changed. Always true at the end of a list.
+    /// Applies an event. Returns whether the sets changed. The end of a list always returns true.
     fn take(&mut self, event: Event<SetObject>, scope: SetScope) -> bool {
         match event {
             Event::Init => self.listing.clear(),
@@ -145,7 +145,7 @@ fn placed(sets: &SetMap) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> 
 pub(crate) struct SharedSets(Mutex<[KnownSets; 2]>);
 
 impl SharedSets {
-    /// Watches both kinds until this future is dropped, and notifies `changed`.
+    /// Watches both kinds until this future is dropped, and notifies `changed` after each change.
     pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
         let follow = async |name, scope, place: usize| {
             let take = |event| {
@@ -162,7 +162,7 @@ impl SharedSets {
         );
     }
 
-    /// The sets of both kinds. `None`: a kind is not listed yet.
+    /// The sets of both kinds, or `None` until both kinds are listed.
     pub(crate) fn listed(&self) -> Option<MutexGuard<'_, [KnownSets; 2]>> {
         Some(locked(&self.0)).filter(|sets| sets.iter().all(|sets| sets.is_listed))
     }

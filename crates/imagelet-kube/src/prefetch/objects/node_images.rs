@@ -67,7 +67,7 @@ pub(crate) enum SetPhase {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum ImagePhase {
-    /// Not started, or to be continued.
+    /// The pull has not started, or was interrupted and continues later.
     #[default]
     Pending,
     Pulling,

@@ -26,7 +26,7 @@ pub(crate) struct ImageSetSpec {
     pub(crate) node_selector: BTreeMap<String, String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pod_selector: Option<PodSelector>,
-    /// Always true with `gate`, so that a node does not lose the images that made it ready.
+    /// Whether nodes keep the images. `gate` sets it, so that a node does not lose the images that made it ready.
     #[serde(default)]
     pub(crate) keep: bool,
     #[serde(default)]
@@ -79,10 +79,10 @@ impl SetScope {
     }
 }
 
-/// When a node pulls an image of a set. `Never` does not exist, because such a set has no effect.
+/// When a node pulls an image of a set. `Never` does not exist, because a set with this policy has no effect.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum SetPullPolicy {
-    /// Once for each generation of the spec.
+    /// The node pulls the image once for each generation of the spec.
     Always,
     #[default]
     IfNotPresent,
@@ -137,7 +137,7 @@ impl ImageSetSpec {
         self.pod_selector.as_ref().map_or(Ok(()), PodSelector::check).map_err(|why| format!("spec.podSelector.{why}"))
     }
 
-    /// Whether the node selector matches these labels. The pod selector is not checked.
+    /// Whether the node selector matches the labels of a node. The pod selector is not checked.
     pub(crate) fn selects(&self, labels: &BTreeMap<String, String>) -> bool {
         self.node_selector.iter().all(|(key, value)| labels.get(key) == Some(value))
     }

@@ -42,18 +42,18 @@ impl From<SetDuration> for String {
     }
 }
 
-/// The maximum number of nodes that pull at the same time: a number, or a share of the selected nodes.
+/// The maximum number of nodes that pull concurrently: a number, or a share of the selected nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(try_from = "IntOrString", into = "IntOrString")]
 pub(crate) enum NodeLimit {
-    /// At least one.
+    /// A number of nodes, at least one.
     Count(u32),
-    /// 1 to 100.
+    /// A share of the selected nodes, from 1 to 100 percent.
     Percent(u32),
 }
 
 impl NodeLimit {
-    /// The limit for this number of selected nodes. At least one.
+    /// The limit for a number of selected nodes. The limit is at least one.
     pub(crate) fn of(self, nodes: usize) -> usize {
         match self {
             Self::Count(count) => count as usize,
