@@ -5,7 +5,7 @@ use std::time::Duration;
 use imagelet_core::text::duration_text;
 use jiff::Timestamp;
 
-/// Age since an RFC 3339 time, with about two digits: `42s`, `7m`, `3h`, `12d`; `-` for `None`.
+/// Age since an RFC 3339 time, with about two digits: `42s`, `7m`, `3h`, `12d`. `-`: there is no valid time.
 pub fn age(since: Option<&str>, now: Timestamp) -> String {
     let Some(since) = since.and_then(|since| since.parse::<Timestamp>().ok()) else { return "-".into() };
     match now.duration_since(since).as_secs() {
@@ -16,12 +16,12 @@ pub fn age(since: Option<&str>, now: Timestamp) -> String {
     }
 }
 
-/// Milliseconds as whole seconds, rounded up: `1m30s`.
+/// Formats milliseconds as seconds, rounded up, for example as `1m30s`.
 pub fn milliseconds(milliseconds: u64) -> String {
     duration_text(Duration::from_secs(milliseconds.div_ceil(1000)))
 }
 
-/// Milliseconds of an operation: `40ms`, `3s`, `1m2s`.
+/// Formats the duration of an operation in milliseconds, for example as `40ms`, `3s` or `1m2s`.
 pub fn took(taken: u64) -> String {
     if taken < 1000 { format!("{taken}ms") } else { milliseconds(taken) }
 }

@@ -42,12 +42,12 @@ impl Failure {
         Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// A request or an argument that is not accepted.
+    /// The failure of an invalid request or argument.
     pub fn invalid(message: impl fmt::Display) -> Self {
         Self::new("InvalidArgument", message.to_string())
     }
 
-    /// Any error with its causes and the first hint among them.
+    /// A failure with the message and the causes of any error, and with the first hint in their texts.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::new("Failed", error.to_string());
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
@@ -91,7 +91,7 @@ impl Failure {
         if fault.class == ErrorClass::NotPresent {
             failure = failure.or_hint("pull it with another policy, such as `--policy IfNotPresent`");
         }
-        // The advice is for registries that imagelet calls. A runtime calls its registry itself.
+        // The advice is for a registry that imagelet contacts. At the stage `Runtime`, the runtime contacts it.
         if fault.stage != Stage::Runtime
             && let Some(advice) = advice(fault.class)
         {
@@ -120,7 +120,7 @@ impl Failure {
     }
 }
 
-/// The hint for a class of failures whose error has none; `docs/errors.md` says more.
+/// The hint for a class of failures, if the error has no hint. `docs/errors.md` says more.
 pub fn advice(class: ErrorClass) -> Option<&'static str> {
     Some(match class {
         ErrorClass::HostNotFound => "check the registry's name and the node's DNS",
@@ -148,12 +148,12 @@ pub fn advice(class: ErrorClass) -> Option<&'static str> {
     })
 }
 
-/// Keeps line breaks and removes all other control characters.
+/// Keeps line breaks and replaces all other control characters.
 fn lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }
 
-/// The chain may contain a runtime error directly, or in an `Arc` that several callers share.
+/// A chain of causes contains a runtime error directly, or in an `Arc` that several callers of one pull share.
 fn runtime_error<'a>(error: &'a (dyn Error + 'static)) -> Option<&'a RuntimeError> {
     error
         .downcast_ref::<RuntimeError>()

@@ -42,11 +42,11 @@ const ACTION: &str = "x-imagelet-action";
 const FORGED: &str = "an action needs the header `x-imagelet-action` and must come from this server's own pages";
 /// How often a stream of events reports the progress of pulls, in milliseconds.
 const PROGRESS_MS: u64 = 1000;
-/// Cancelled when the token of the request is replaced.
+/// An extension of a request. It is cancelled when a reload replaces the token that permitted the request.
 #[derive(Clone, Debug)]
 struct PermissionEnd(CancellationToken);
 
-/// Headers of every answer: pages load content only from this server, and no other page may embed them.
+/// Headers of every answer: pages load content only from this server, and pages of other servers may not embed them.
 static HEADERS: [(header::HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,
@@ -60,7 +60,7 @@ static HEADERS: [(header::HeaderName, &str); 6] = [
     (header::HeaderName::from_static("cross-origin-resource-policy"), "same-origin"),
 ];
 
-/// Listens on `HOST:PORT`; without a token, only on loopback.
+/// Listens on `HOST:PORT`. Without a token, the address must be a loopback address.
 pub async fn bind(address: &str, has_token: bool) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(address)
         .await
@@ -115,7 +115,7 @@ fn api(daemon: &Daemon, limits: Limits) -> Router<Daemon> {
     routes::routes().route(&format!("{}/events", routes::ROOT), get(events))
 }
 
-/// Adds the probes. The reasons of a failed check may contain paths, so only clients with read access get the reasons.
+/// Adds the routes of the probes. Only clients with read access get the reasons of failures, which may contain paths.
 fn with_probes<S, F>(
     router: Router<S>,
     access: Option<HttpAccess>,
@@ -149,7 +149,7 @@ async fn not_found() -> Failure {
     Failure::new("NotFound", "there is nothing at this path")
 }
 
-/// Answers the requests that the policy allows, and adds the headers of every answer.
+/// Answers the requests that the access policy allows, and adds [`HEADERS`] to every answer.
 async fn guard(
     State(access): State<HttpAccess>,
     Extension(peer): Extension<Peer>,
@@ -162,7 +162,7 @@ async fn guard(
     let is_near = matches!(peer, Peer::Address(address) if address.to_canonical().is_loopback());
     let denied = |message: &str| Failure::new("PermissionDenied", message);
     let mut response = match decision {
-        // Before the challenge: a remote browser must not ask its user for a token that opens no page.
+        // This case precedes the challenge: a remote browser must not ask its user for a token that opens no page.
         Decision::Allow | Decision::Unauthenticated if dashboard::is_part(request.uri().path()) && !is_near => {
             denied("the dashboard answers on loopback only")
                 .or_hint("ssh -L 9100:127.0.0.1:9100 NODE; the API needs no such way")
@@ -177,8 +177,8 @@ async fn guard(
             (StatusCode::MISDIRECTED_REQUEST, refused).into_response()
         }
         Decision::Unauthenticated => {
-            // For `Basic`, a browser asks for a name, which is ignored, and for the token as the password. A script of
-            // the page gets the same challenge, because the browser may have no login yet.
+            // With `Basic`, a browser asks for a name, which is ignored, and for a password, which is the token. A
+            // script of the page gets the same challenge, because the browser may not know the token yet.
             let by_page = text_of(request.headers(), "sec-fetch-site") == Some("same-origin");
             let challenge =
                 if is_near && (by_page || is_page(&request)) { "Basic realm=\"imagelet\"" } else { "Bearer" };
@@ -208,7 +208,7 @@ fn purpose_of(method: &Method, path: &str) -> Purpose {
     }
 }
 
-/// Whether a browser requests a page; a program does not accept `text/html`.
+/// Whether a browser requests a page. A program does not send `text/html` in `Accept`.
 fn is_page(request: &Request) -> bool {
     let accepted = text_of(request.headers(), "accept").unwrap_or_default();
     request.method() == Method::GET && accepted.contains("text/html") && !request.uri().path().starts_with(routes::ROOT)

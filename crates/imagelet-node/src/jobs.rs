@@ -17,7 +17,7 @@ use crate::{
     node::{Collection, FolderWatch, Images, LocalNode, import_arrivals},
 };
 
-/// How often a disabled collection checks whether it is still disabled.
+/// How often the timer checks the settings while periodic collection is disabled.
 const IDLE_PERIOD: Duration = Duration::from_mins(5);
 
 /// How often the inventory checks for unwritten changes. Writes are mostly 45 s apart, so a crash loses less than 60 s.
@@ -44,7 +44,7 @@ impl Jobs {
         );
         let period = |settings: &Settings| settings.collection.period.unwrap_or(IDLE_PERIOD);
         jobs.repeat(node, period, |node| async move { collect_if_needed(&node.collection).await });
-        // Uses of images also arrive between passes.
+        // The inventory also records uses of images between passes, so a separate job writes it.
         jobs.repeat(node, |_| FLUSH_PERIOD, |node| async move { node.pulls.images.inventory.flush_if_due().await });
         jobs.repeat(node, |_| SAMPLE_PERIOD, |node| async move { node.collection.sample_disk().await });
         let watch = Arc::new(Mutex::new(FolderWatch::default()));
@@ -68,7 +68,7 @@ impl Jobs {
             };
             jobs.spawn(async move { agent.run().await });
         } else if !node.pulls.images.place.is_read_only {
-            // A node without a cluster releases the pins of image sets.
+            // Without a cluster there are no image sets, so their pins are released.
             let target = node.pulls.clone();
             jobs.tasks.spawn(async move {
                 if let Err(error) = target.pin(&[]).await {
@@ -79,7 +79,7 @@ impl Jobs {
         jobs
     }
 
-    /// Starts a job. The period comes from the current settings, so a reload changes it.
+    /// Starts a periodic job. The period is read from the current settings, so a reload changes it.
     fn repeat<F: Future<Output = ()> + Send + 'static>(
         &mut self,
         node: &Arc<LocalNode>,
@@ -90,7 +90,7 @@ impl Jobs {
         self.spawn(async move { run(settings, |settings| period(settings), || job(Arc::clone(&node))).await });
     }
 
-    /// Starts a task. A stop drops the task at any point.
+    /// Starts a task. A stop of the daemon drops the task at any await.
     fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(work).await.unwrap_or_default() });
@@ -106,7 +106,7 @@ impl Jobs {
     }
 }
 
-/// Runs a job at once, and again one period after its end, like the kubelet, or after a change of the settings.
+/// Runs a job at once, and again after each change of the settings or, like the kubelet, one period after its end.
 async fn run<T, F>(mut settings: watch::Receiver<T>, period: impl Fn(&T) -> Duration, job: impl Fn() -> F)
 where
     F: Future<Output = ()>,
@@ -135,7 +135,7 @@ async fn detect(images: &Images) {
     }
 }
 
-/// The policy of periodic collection; `None`: disabled. Detection always runs.
+/// The policy of the periodic collection. `None`: it is disabled. The detection of images always runs.
 fn collects_by(settings: &Settings) -> Option<GcPolicy> {
     settings.collection.period?;
     if settings.collection.policy.is_off() {
@@ -153,7 +153,7 @@ async fn collect_if_needed(collection: &Collection) {
         Err(failure) => Some(failure.to_string()),
     };
     if collection.is_shadow() {
-        // Shadow mode removes nothing. Its record has the failure of a real run.
+        // Shadow mode removes no image. A failure is in the record of the collection and is not logged.
         return;
     }
     let message = collection.ended(failure.as_deref().map_or(Ok(()), Err));

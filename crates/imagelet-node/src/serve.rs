@@ -34,23 +34,23 @@ use reload::reload;
 use socket_guard::SocketGuard;
 use start::{Start, Started};
 
-/// How long calls may continue. A stop takes less than 2 s in all, because the next owner of the store may wait.
+/// How long calls may continue during a stop. A stop takes less than 2 s, because the next daemon waits for the store.
 const GRACE: Duration = Duration::from_millis(500);
-/// How long cancelled pulls may clean up. The next start removes the rest.
+/// How long cancelled pulls may clean up. The next start of a daemon removes what remains.
 const CLEANUP_MAX: Duration = Duration::from_millis(300);
 const END_MAX: Duration = Duration::from_millis(300);
 const CLOSE_MAX: Duration = Duration::from_millis(700);
-/// The previous owner of the store may still be stopping.
+/// The default wait for the store, whose previous owner may still be stopping.
 const LOCK_WAIT: Duration = Duration::from_secs(10);
 
-/// Checks the files in the settings by reading them: the token, and the configuration of credential providers.
+/// Checks the files that the settings name by reading them: the token, and the configuration of credential providers.
 pub async fn check_files(settings: &Settings) -> Result<(), Failure> {
     HttpAccess::load(&settings.interfaces.http)?;
     wiring::open_providers(Arc::new(Standalone), settings, Arc::default()).await.map(drop)
 }
 
-/// Runs the daemon until SIGTERM or SIGINT. `read` reads the settings, at the start and at each SIGHUP. `lock_wait`
-/// limits the wait for another owner of the store.
+/// Runs the daemon until SIGTERM or SIGINT. `read` reads the settings at the start and at each SIGHUP. `lock_wait`
+/// limits the wait for another process that owns the store.
 pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Option<Duration>) -> Result<(), Failure> {
     let settings = read()?;
     // The access policy is checked before a store or a socket is opened.
@@ -62,7 +62,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
 
     let (handlers, runtime) = runtime_behind(&settings)?;
     let (calls, start, limits) = (Calls::default(), Start::default(), Limits::of_socket(open_files_max()));
-    // The folder of the state is probably on the disk of the images.
+    // Before the first answer of the runtime, this folder stands for the image file system: they probably share a disk.
     let place = settings.images.backend.engine().place.root.clone();
     let images = Arc::new(ServedImages::new(start.clone(), place));
     let cri = std::mem::take(imagelet_runtime::cri::routes(images, handlers, runtime).axum_router_mut());
@@ -74,14 +74,14 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
         Some(address) => http::bind(address, access.has_token()).await.map(Some),
         None => Ok(None),
     };
-    // Clients may already wait at a service manager's socket, so the socket answers while the store opens. All
-    // listeners are bound before one serves: a start that fails to bind has answered no call.
+    // Clients may already wait at the socket of a service manager, so the socket is served while the store opens. All
+    // listeners are bound before the first one is served, so that a start that fails to bind answers no call.
     let early = match activation::taken_over()? {
         Some(listener) => Some((bind_http().await?, server(listener))),
         None => None,
     };
-    // The lock of the store precedes the socket, so that no client races for the store. The lock precedes the bind of
-    // HTTP, because the previous owner may still have the address. A stop ends the wait.
+    // The store is locked before the socket is created, so that clients reach the owner of the store. It is locked
+    // before HTTP is bound, because the previous owner may still use the address. SIGTERM and SIGINT end the wait.
     let node = tokio::select! {
         opened = open_node(settings.clone(), Role::Daemon, wanted) => opened?,
         _ = terminate.recv() => return Ok(()),
@@ -147,7 +147,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
             images.close().await;
         }
     });
-    // A panic of a task is already logged.
+    // A panic of a task is already logged, so the results of the tasks are dropped.
     let ends = async { drop(tokio::join!(jobs.stop(), watchdog, &mut http, calls.end_actions())) };
     if tokio::time::timeout(END_MAX, ends).await.is_err() {
         tracing::info!("not all jobs ended in time");
@@ -161,7 +161,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
 }
 
-/// The server for calls about containers: the runtime of the images, the runtime beside an embedded store, or none.
+/// The known runtime handlers, and the server for CRI calls about containers, which may have no runtime behind it.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
         Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)

@@ -9,7 +9,7 @@ pub struct SizeError(String);
 /// Parses a number with an optional decimal (`k M G T P`) or binary (`Ki Mi Gi Ti Pi`) unit and an optional `B`.
 pub fn parse_size(text: &str) -> Result<ByteSize, SizeError> {
     let size = text.trim().parse::<bytesize::ByteSize>().map(|size| ByteSize(size.0));
-    // The parser returns the maximum for a number that is too large.
+    // For a number that is too large, the parser returns the maximum, which is therefore rejected.
     size.ok().filter(|size| size.0 < u64::MAX).ok_or_else(|| SizeError(text.chars().take(64).collect()))
 }
 

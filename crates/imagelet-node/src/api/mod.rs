@@ -1,7 +1,7 @@
 //! The daemon's interface on its socket: the documents of each command, and the transport of commands.
 
-/// Documents are stable: fields are added, never renamed or removed, and readers skip unknown fields. Times are RFC
-/// 3339, sizes are bytes, and names of durations contain the unit. A test compares `http/openapi.json` with them.
+/// Documents of the API are stable: fields are added, never renamed or removed, and readers skip unknown fields. Times
+/// are RFC 3339, sizes are bytes, and names of durations contain the unit. A test compares them with `openapi.json`.
 macro_rules! api_documents {
     ($($(#[$meta:meta])* $name:ident { $($(#[$field_meta:meta])* $field:ident: $type:ty,)* })*) => {$(
         #[derive(Clone, Debug, Default, Serialize, Deserialize)]

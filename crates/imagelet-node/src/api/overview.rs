@@ -75,7 +75,7 @@ api_documents! {
 }
 
 impl Disk {
-    /// Class, name and bytes of the parts of the disk. Images may share layers, so their sizes end at the used space.
+    /// Class, name and bytes of each part of the disk. Images may share layers, so their sum ends at the used space.
     pub fn shares(&self) -> [(&'static str, &'static str, u64); 5] {
         let mut left = self.capacity.saturating_sub(self.available);
         let mut take = |size: u64| {

@@ -17,14 +17,14 @@ use super::{
     pods::PodImageRow,
 };
 
-/// Receives the progress of a command. It must not block.
+/// A function that receives the progress of a command. The function must not block.
 pub type Steps = Arc<dyn Fn(Step) + Send + Sync>;
 
 pub fn no_steps() -> Steps {
     Arc::new(|_| {})
 }
 
-/// Reports the progress of a pull as steps.
+/// Returns a watcher that reports the progress of a pull as steps.
 pub fn watcher(steps: Steps) -> PullWatcher {
     let seen = Mutex::new(PullProgress::default());
     Arc::new(move |progress| {
@@ -36,7 +36,7 @@ pub fn watcher(steps: Steps) -> PullWatcher {
     })
 }
 
-/// Reports the events of a store call as steps.
+/// Returns a receiver that reports the events of a store call as steps.
 pub fn progress(steps: Steps) -> Progress {
     let (watcher, progress) = (watcher(steps), Mutex::new(PullProgress::default()));
     Arc::new(move |event| {
@@ -46,7 +46,7 @@ pub fn progress(steps: Steps) -> Progress {
     })
 }
 
-/// Passes only the text of [`Step::Notice`] to `note`.
+/// Passes the text of each [`Step::Notice`] to `note`, and ignores all other steps.
 pub fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
     Arc::new(move |step| {
         if let Step::Notice { note: text } = step {
@@ -58,20 +58,20 @@ pub fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(tag = "step", rename_all = "camelCase")]
 pub enum Step {
-    /// A runtime pulls and reports no progress.
+    /// A runtime runs the pull, and reports no progress.
     ThroughRuntime,
-    /// The manifest and layers are known.
+    /// The manifest and the layers of the image are known.
     #[serde(rename_all = "camelCase")]
     Resolved {
         manifest: String,
-        /// In the image's order.
+        /// The layers in the order of the image's manifest.
         layers: Vec<LayerSize>,
     },
-    /// Bytes of the layer received so far.
+    /// A layer is being fetched. `received` counts its bytes so far.
     Fetching { digest: String, received: u64 },
-    /// The layer was in the store before.
+    /// The layer was in the store before the pull.
     Present { digest: String },
-    /// The layer is fetched and unpacked.
+    /// A layer is fetched and unpacked.
     Done { digest: String },
     /// All layers are complete. The store syncs them and records the name.
     Committing,
@@ -81,22 +81,22 @@ pub enum Step {
     Retry(PullRetry),
     /// A warning for the user of the command.
     Warning { text: String },
-    /// A host has not begun its answer. `over`: the answer has begun, or the request has ended.
+    /// The pull waits for the answer of a host. `over`: the wait has ended.
     Waiting { host: String, over: bool },
-    /// Bytes read so far, of about `total`.
+    /// A check of the store has read `read` of about `total` bytes.
     Checking { read: u64, total: u64 },
-    /// Why no other step arrives: the daemon is silent, or the command waits. Never sent over the socket.
+    /// No other step arrives, because the daemon is silent or the command waits. A daemon never sends this step.
     Notice { note: String },
-    /// An image of a pod is requested. Here and below, `image` is its index in the request.
+    /// An image of a pod is requested. `image` is the index of the image in the request.
     Asked { image: usize },
-    /// A step of the pull of that image.
+    /// A step of the pull of one image of a pod. `image` is the index of the image in the request.
     Image { image: usize, of: Box<Step> },
-    /// The request for an image of a pod has ended.
+    /// The request for one image of a pod has ended. `image` is the index of the image in the request.
     Settled { image: usize, row: Box<PodImageRow> },
 }
 
 impl Step {
-    /// The steps of a pull between two states of its progress.
+    /// The steps that lead from the progress `seen` of a pull to its progress `now`.
     fn between(seen: &PullProgress, now: &PullProgress) -> Vec<Self> {
         let removed = now.removed.iter().skip(seen.removed.len()).map(|image| Self::Removed(image.clone().into()));
         let warnings = now.warnings.iter().skip(seen.warnings.len()).map(|text| Self::Warning { text: text.clone() });
@@ -139,20 +139,20 @@ impl From<RemovedImage> for RemovedForPull {
 }
 
 impl RemovedForPull {
-    /// For example `removed old:v1 (20MB) to make room`.
+    /// The removal as a text, for example `removed old:v1 (20MB) to make room`.
     pub fn text(&self) -> String {
         format!("removed {} ({}) to make room", printable(&self.names.join(", ")), ByteSize(self.bytes))
     }
 }
 
 impl PullRetry {
-    /// `None`: the wait is over.
+    /// Returns the wait until the next request to a host. `None`: the wait is over.
     pub fn of(next: &NextRequest) -> Option<Self> {
         let remaining_ms = milliseconds_of(next.at.saturating_duration_since(Instant::now()));
         (remaining_ms > 0).then(|| Self { host: next.host.clone(), remaining_ms, requested: next.is_requested })
     }
 
-    /// For example `r.example limits requests, next try in 12 s`.
+    /// The wait as a text, for example `r.example limits requests, next try in 12 s`.
     pub fn text(&self) -> String {
         let why = if self.requested { "limits requests" } else { "failed" };
         let next = match self.remaining_ms.div_ceil(1000) {

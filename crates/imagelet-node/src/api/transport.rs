@@ -22,11 +22,11 @@ use crate::failure::Failure;
 pub(crate) const COMMANDS: &str = "/api/v1/commands";
 /// Clients recognize a daemon with this interface by this header.
 pub(crate) const VERSION: (&str, &str) = ("x-imagelet-version", env!("CARGO_PKG_VERSION"));
-/// Limit of the arguments of a command.
+/// Limit of the size of a command's arguments.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Limit of the progress messages that wait for a slow reader. Further messages are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
-/// The call of a client that reads nothing for this long ends.
+/// How long a client may read nothing before its call ends.
 pub(crate) const READ_WITHIN: Duration = Duration::from_secs(30);
 
 #[derive(Serialize, Deserialize)]
@@ -56,7 +56,7 @@ impl Replies {
         drop(self.0.try_send(Line::<_, ()>::Progress(document).encoded()));
     }
 
-    /// Waits until the buffer has space. `false`: the reader has disconnected, or has read nothing for 30 s.
+    /// Sends a message once the buffer has space. `false`: the reader has disconnected, or has read nothing for 30 s.
     pub(crate) async fn deliver(&self, document: &impl Serialize) -> bool {
         self.0.send_timeout(Line::<_, ()>::Progress(document).encoded(), READ_WITHIN).await.is_ok()
     }
@@ -74,10 +74,10 @@ where
     streamed_lines(sender, receiver, last_line.boxed())
 }
 
-/// Not generic, so that it is compiled once for all commands.
+/// This function is not generic, so that it is compiled once for all commands.
 fn streamed_lines(sender: Sender<Bytes>, receiver: Receiver<Bytes>, last_line: BoxFuture<'static, Bytes>) -> Response {
     let run = async move { drop(sender.send_timeout(last_line.await, READ_WITHIN).await) };
-    // A slow reader must not block the command, so it is a task. The body owns the task: a disconnect cancels it.
+    // A task runs the command, so a slow reader does not block it. The body owns the task: a disconnect cancels both.
     let task = AbortOnDropHandle::new(tokio::spawn(run));
     let lines = ReceiverStream::new(receiver).map(move |line| {
         let _ = &task;

@@ -38,17 +38,17 @@ use super::{
 };
 
 const SOCKET_LENGTH_MAX: usize = 107;
-/// A smaller bandwidth is a wrong unit.
+/// The minimum of `pulls.bandwidth`. A smaller value probably has a wrong unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
-/// More layers in flight do not increase the throughput.
+/// The maximum of layers in flight. More layers do not increase the throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
-/// Each request searches all rules.
+/// Limit of the proxy rules, because each request searches all rules.
 const PROXY_RULES_MAX: usize = 100;
-/// The limit of a proxy's header.
+/// Limit of a proxy's password, because proxies limit the length of a header.
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 /// The minimum of periods and timeouts. A shorter timeout would end pulls that only start slowly.
 const SECOND: GoDuration = GoDuration::seconds(1);
-/// The retries of a pull already cover a shorter outage.
+/// The minimum of `staleOnOutage.maxAge`. The retries of a pull already cover a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 /// Checks a file in which every key has a value.
@@ -135,7 +135,7 @@ fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Op
     Some(own.import_folder.clone())
 }
 
-/// `None` for 0, which disables a feature.
+/// Converts 0, which disables a feature, to `None`.
 fn positive(duration: Duration) -> Option<Duration> {
     (!duration.is_zero()).then_some(duration)
 }
@@ -298,7 +298,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     let retry_budget = found.not_negative("pulls.retryBudget", *retry_budget);
     let head_timeout = own.registry.head_timeout;
     let header_timeout = found.at_least("registry.headTimeout", head_timeout, SECOND);
-    // The default head timeout may exceed a progress deadline: the deadline then ends the pull, as intended.
+    // The default head timeout may exceed the progress deadline. The deadline then ends the pull, as configured.
     let is_default = header_timeout == RegistryTimeouts::default().header;
     let is_in_deadline = is_default || silence_max.is_none_or(|deadline| header_timeout <= deadline);
     let rule = format!("must not exceed pulls.progressDeadline of {progress_deadline}, which ends the pull before");
@@ -330,7 +330,7 @@ fn registry(own: &OwnKeys, environment: &Environment, found: &mut Violations) ->
     }
 }
 
-/// Adds one violation for each invalid entry, at its line.
+/// Converts the proxy rules. Each invalid entry adds one violation, at the line of the entry.
 fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
     const KEY: &str = "registry.proxies";
     let count = format!("has {} entries;", entries.len());
@@ -354,7 +354,7 @@ fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
         return Err(format!("passwordFile `{shown}` must be an absolute path"));
     }
     let password = trusted_files::read_secret("passwordFile", path, PASSWORD_BYTES_MAX).map_err(|error| {
-        // The other lines are a hint.
+        // The first line is the error, and the other lines are a hint.
         let text = error.to_string();
         format!("could not read passwordFile `{shown}`: {}", text.lines().next().unwrap_or_default())
     })?;

@@ -14,14 +14,14 @@ use super::{
     violations::Violations,
 };
 
-/// A smaller audit log has no space for one collection of a large node.
+/// The minimum size of an audit log. A smaller log has no space for one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
-/// A larger log is a wrong unit.
+/// The maximum size of an audit log. A larger value probably has a wrong unit.
 const DECISIONS_MAX: u64 = 16 << 30;
-/// A shorter period only wastes CPU time.
+/// The minimum of `gc.period`. A shorter period only wastes CPU time.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
-/// Adds the keys of `gc` to the policy of the kubelet's keys.
+/// Builds the collection settings from the keys of `gc`. `policy` has the values of the kubelet's keys.
 pub(super) fn check(
     file: &File,
     policy: GcPolicy,
@@ -85,7 +85,7 @@ fn inodes(keys: &GcKeys, found: &mut Violations) -> Option<GcMarks> {
     Some(GcMarks::new(high, low))
 }
 
-/// Adds one violation for each invalid rule, at its line.
+/// Converts the keep rules. Each invalid rule adds one violation, at the line of the rule.
 fn keep(rules: &[KeepKeys], found: &mut Violations) -> Vec<KeepRule> {
     if rules.len() > KEEP_RULES_MAX {
         found.add("gc.keep", format!("gc.keep has {} rules; the limit is {KEEP_RULES_MAX}", rules.len()));

@@ -10,7 +10,7 @@ pub(super) fn check(keys: &HttpKeys, found: &mut Violations) -> HttpSettings {
     found.rule(address.is_empty() || host.is_some(), "http.address", format!("`{address}`"), "must be HOST:PORT");
     let token_file = found.path("http.tokenFile", token_file);
     let has_token = token_file.is_some();
-    // A host name is checked when the daemon binds to it.
+    // Only an IP address is checked now. A host name is checked when the daemon binds to it.
     let ip = host.and_then(|(host, _)| host.trim_matches(['[', ']']).parse::<IpAddr>().ok());
     if ip.is_some_and(|ip| !ip.is_loopback()) && !has_token {
         found.add_of(

@@ -29,7 +29,7 @@ pub(super) fn check(keys: &KubeletKeys, found: &mut Violations) -> (Option<usize
     (usize::try_from(images_max).ok(), image_endpoint.clone())
 }
 
-/// As in the kubelet, a sampling rate without an endpoint means a collector on this host.
+/// The trace settings. As in the kubelet, a sampling rate without an endpoint means a collector on this host.
 pub(super) fn traces(keys: &TracingKeys, found: &mut Violations) -> Option<TraceSettings> {
     let rate = keys.sampling_rate_per_million.unwrap_or_default();
     let key = "tracing.samplingRatePerMillion";

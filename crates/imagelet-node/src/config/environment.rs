@@ -19,7 +19,7 @@ const OURS_ALONE: [&str; 8] = [
     "GLIBC_TUNABLES",
 ];
 
-/// The variables that imagelet reads. A relative directory is ignored.
+/// The environment variables that imagelet reads. A variable that names a directory by a relative path is ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Environment {
     pub root: bool,
@@ -31,7 +31,7 @@ pub struct Environment {
     /// `HTTPS_PROXY`, `HTTP_PROXY`, `ALL_PROXY` and `NO_PROXY`, in upper or lower case.
     pub proxies: ProxyConfig,
     pub log: Option<String>,
-    /// `None`: the defaults do not depend on the machine.
+    /// The cores and the memory of this machine. `None`: the defaults do not depend on the machine.
     pub machine: Option<Machine>,
 }
 
@@ -47,13 +47,13 @@ pub struct UserFolders {
 pub struct LoginVariables {
     /// `config.json` in the folder that `DOCKER_CONFIG` names.
     pub docker_config: Option<PathBuf>,
-    /// The files of podman, skopeo and buildah, in the order of containers-auth.json(5).
+    /// The login files of podman, skopeo and buildah, in the order of containers-auth.json(5).
     pub containers_auth: Vec<PathBuf>,
-    /// `IMAGELET_CREDS`: the value of `pull --creds`, which the process list does not show.
+    /// `IMAGELET_CREDS`: a login, like that of `pull --creds`. Unlike an argument, it is not in the process list.
     pub creds: Option<Secret>,
 }
 
-/// Whether the terminal only prints lines: no cursor moves, no colours.
+/// Whether the terminal can neither move the cursor nor show colours.
 pub fn has_dumb_terminal() -> bool {
     variable("TERM").is_some_and(|term| term == "dumb")
 }
@@ -62,7 +62,7 @@ pub fn is_empty_variable(name: impl AsRef<OsStr>) -> bool {
     std::env::var_os(name).is_some_and(|value| value.is_empty())
 }
 
-/// A variable that is set, not empty, and UTF-8.
+/// The value of an environment variable. `None`: the variable is unset, empty or not UTF-8.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name)?.into_string().ok().filter(|value| !value.is_empty())
 }
@@ -94,7 +94,7 @@ impl Environment {
         }
     }
 
-    /// Kubernetes sets the variable in each container of a pod.
+    /// Whether this process runs in a pod. Kubernetes sets the variable in each container of a pod.
     pub fn is_in_cluster(&self) -> bool {
         self.variables.0.iter().any(|(name, value)| name == "KUBERNETES_SERVICE_HOST" && !value.is_empty())
     }
@@ -122,7 +122,7 @@ impl Environment {
     }
 }
 
-/// The login files of podman, skopeo and buildah: only the named file, or the usual files.
+/// The login files of podman, skopeo and buildah: only the file `named` if it is given, else the usual files.
 fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf> {
     let UserFolders { home, config_home, runtime_dir, .. } = folders;
     let of_user = || format!("/run/containers/{}", rustix::process::getuid().as_raw()).into();
@@ -132,7 +132,7 @@ fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf>
     named.map_or_else(|| usual.map(|folder| folder.join("auth.json")).collect(), |named| vec![named.into()])
 }
 
-/// As in Go, upper case is read first. `ALL_PROXY` is for schemes without a separate variable.
+/// Reads the proxy variables: as in Go, upper case first. `ALL_PROXY` is for schemes without a variable of their own.
 fn proxies(variable: impl Fn(&str) -> Option<String>) -> ProxyConfig {
     let either = |name: &str| variable(name).or_else(|| variable(&name.to_ascii_lowercase()));
     let proxy = |name: &str| either(name).or_else(|| either("ALL_PROXY")).map(Secret::new);

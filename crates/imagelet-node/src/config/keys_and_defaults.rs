@@ -12,18 +12,18 @@ use super::{environment::Environment, settings::CollectionMode};
 
 pub(super) const API_VERSION: &str = "imagelet.dev/v1alpha1";
 pub(super) const KIND: &str = "ImageletConfiguration";
-/// The kubelet's default. Also for `detection.period`, which is a constant in the kubelet.
+/// The default of several periods. The kubelet detects and collects images with the same period, which is a constant.
 const FIVE_MINUTES: GoDuration = GoDuration::minutes(5);
-/// The kubelet creates a container seconds after its image is reported, or asks again after at most 5 minutes.
+/// The default of `gc.leaseFor`. The kubelet creates a container seconds after a pull, or retries within 5 minutes.
 const LEASE_DEFAULT: GoDuration = GoDuration::minutes(10);
-/// A removed image that was used within the hour is likely to be pulled again soon.
+/// The default of `gc.outOfReachIdle`. An image that was used within this time is likely to be pulled again soon.
 const IDLE_DEFAULT: GoDuration = GoDuration::minutes(60);
-/// The kubelet evicts pods and taints the node at 85 to 95 % by its defaults.
+/// The default of `gc.critical`. By its defaults, the kubelet evicts pods and taints the node at 85 to 95 %.
 const CRITICAL_DEFAULT: i32 = 95;
 /// The longest lease of an image that no container uses.
 pub(super) const LEASE_MAX: GoDuration = GoDuration::minutes(7 * 24 * 60);
 
-/// A map is a valid value of this key. The names in the map are not keys of the file, and may contain dots.
+/// The key that may have a map as its value. The names in the map are not keys of the file, and may contain dots.
 pub(super) const MAP: &str = "imageService.pinnedImages";
 
 /// The kubelet's keys about evictions. Any value is accepted and ignored.
@@ -36,7 +36,7 @@ pub(super) const IGNORED: [&str; 6] = [
     "mergeDefaultEvictionSettings",
 ];
 
-/// An explicit 0 or empty text of these keys means the default, as in the kubelet.
+/// The keys whose 0 or empty text means the default, as in the kubelet.
 pub(super) const ZERO_IS_DEFAULT: [&str; 9] = [
     "imageMinimumGCAge",
     "maxPods",
@@ -49,7 +49,7 @@ pub(super) const ZERO_IS_DEFAULT: [&str; 9] = [
     "containerRuntimeEndpoint",
 ];
 
-/// A 0 of this key in imagelet's file means 0, as with the kubelet's flag.
+/// The key whose 0 in imagelet's file means 0 and not the default, as with the kubelet's flag.
 pub(super) const ZERO_IS_MEANT: &str = "imageMinimumGCAge";
 
 /// The sections of a file. A key without `= DEFAULT` defaults to the empty value, 0 or `false`.
@@ -468,7 +468,7 @@ impl File {
         }
     }
 
-    /// A shorter lease would end before its container is detected, or would end within the minimum age.
+    /// The minimum of a lease. A shorter lease would end before its container is detected, or within the minimum age.
     pub(super) fn lease_min(&self) -> GoDuration {
         self.kubelet.image_minimum_gc_age.max(self.own.detection.period).min(LEASE_MAX)
     }

@@ -23,12 +23,12 @@ use tokio::time::Instant;
 use super::violations::ConfigError;
 
 const FILE_LENGTH_MAX: u64 = 1 << 20;
-/// Limit of the values of a document, aliases expanded. A kubelet's file has a few hundred.
+/// Limit of the values of a document, after aliases are expanded. A kubelet's file has a few hundred values.
 const NODES_MAX: usize = 20_000;
 const PIPE_WAIT_MAX: Duration = Duration::from_secs(2);
 const PIPE_WAIT: Duration = Duration::from_millis(10);
 
-/// A value with the line of its key; in a list, with its own line.
+/// A value and its line: the line of the key or, in a list, of the entry.
 #[derive(Debug)]
 pub(super) struct Located {
     pub(super) line: usize,
@@ -78,7 +78,7 @@ pub(super) fn read_mapping(path: &Path, is_lenient: bool) -> Result<Vec<(String,
     }
 }
 
-/// The parser's message without its parser options, and without the position, which the caller adds.
+/// The parser's message without the names of parser options and without the position, which the caller adds.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     let text = text.lines().next().unwrap_or_default();
@@ -89,7 +89,7 @@ fn message(error: &serde_saphyr::Error) -> String {
     ends.iter().fold(text, |text, end| text.split(end).next().unwrap_or_default()).to_owned()
 }
 
-/// Rejects an empty file, because an interrupted write leaves an empty file.
+/// Reads a file as text. An empty file is rejected, because an interrupted write leaves an empty file.
 fn read(path: &Path) -> Result<String, ConfigError> {
     let bytes = read_bytes(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     if bytes.len() as u64 > FILE_LENGTH_MAX {

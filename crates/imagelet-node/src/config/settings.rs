@@ -48,7 +48,7 @@ impl Settings {
         self.credentials.docker_config.as_deref().or(self.environment.logins.docker_config.as_deref())
     }
 
-    /// The login files of a command: the configured file alone, or podman's, skopeo's and buildah's, and then docker's.
+    /// The login files of a command: only the configured file, or those of podman, skopeo, buildah and docker.
     pub(crate) fn logins_of_command(&self) -> Vec<LoginFile> {
         if let Some(named) = &self.credentials.docker_config {
             return vec![LoginFile::Docker(named.clone())];
@@ -68,9 +68,9 @@ impl Settings {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct RecordRules {
-    /// Which present images need verification. `None`: the feature gate is off, and nothing is recorded.
+    /// Which present images need a credential check. `None`: the feature gate is off, and pulls are not recorded.
     pub verification: Option<VerificationPolicy>,
-    /// Lifetime of a pull record; `None`: unlimited.
+    /// How long a pull record is valid. `None`: the record does not expire.
     pub age_max: Option<Duration>,
 }
 
@@ -79,7 +79,7 @@ pub struct Interfaces {
     pub socket: PathBuf,
     pub callers: CriCallers,
     pub http: HttpSettings,
-    /// `None`: no traces are exported.
+    /// The export of traces. `None`: no traces are exported.
     pub traces: Option<TraceSettings>,
 }
 
@@ -87,7 +87,7 @@ pub struct Interfaces {
 pub struct ImageSettings {
     pub backend: Backend,
     pub pinned: PinnedNames,
-    /// Names of sandbox images. `None`: no names, as in the kubelet.
+    /// Names of sandbox images, which a collection keeps. `None`: no names, as in the kubelet.
     pub sandbox_images: Option<Vec<PinPattern>>,
     pub registry: RegistryConfig,
     pub import_folder: Option<ImportFolder>,
@@ -107,7 +107,7 @@ pub struct CredentialSettings {
 pub struct KubernetesSettings {
     pub access: ApiAccess,
     pub node: String,
-    /// Limit of concurrent fetches for pods bound to the node; `None`: off.
+    /// Limit of concurrent pulls for pods that are bound to the node but not started. `None`: such pods cause no pulls.
     pub look_ahead_max: Option<NonZeroUsize>,
     /// Whether warnings about the node become events in the cluster.
     pub events: bool,
@@ -122,16 +122,16 @@ pub struct CollectionSettings {
     pub for_pulls: bool,
     pub mode: CollectionMode,
     pub rules: KeepRules,
-    /// The kubelet's data root; images in its pull records are adopted.
+    /// The root directory of the kubelet. The images in the kubelet's pull records are adopted.
     pub adopt_from: Option<PathBuf>,
     pub lease_for: Duration,
-    /// Size limit of the audit log; `None`: no log.
+    /// Size limit of the audit log. `None`: no log is written.
     pub decisions_max: Option<NonZeroU64>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpSettings {
-    /// `HOST:PORT`; `None`: off.
+    /// The address of the HTTP listener as `HOST:PORT`. `None`: the daemon does not listen on HTTP.
     pub address: Option<String>,
     pub token_file: Option<PathBuf>,
     /// Accepted names in `Host` headers, in addition to the built-in names.
@@ -150,12 +150,12 @@ named_enum! {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSettings {
-    /// Limit of the images in the Node's status; `None`: all.
+    /// Limit of the images in the Node's status. `None`: the status contains all images.
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
     /// Timeout of every call to the runtime except pulls.
     pub request_timeout: Duration,
-    /// `None`: no API server is contacted.
+    /// The access to the cluster. `None`: no API server is contacted.
     pub kubernetes: Option<KubernetesSettings>,
 }
 
@@ -186,6 +186,6 @@ pub struct RuntimeSettings {
     /// How long a pull may make no progress; `None`: unlimited.
     pub stall_max: Option<Duration>,
     pub import: ImportMode,
-    /// The settings of imports. The engine's directory also contains the node's state.
+    /// The settings of the engine that imports images. The engine's directory also contains the node's state.
     pub engine: EngineConfig,
 }

@@ -96,7 +96,7 @@ impl Sources {
         self.take(kubelet_keys(path)?)
     }
 
-    /// Merges the `*.conf` files of a kubelet's `--config-dir` by RFC 7396, ordered by name. A null removes a key.
+    /// Merges the `*.conf` files of a kubelet's `--config-dir` in name order, by RFC 7396. A null removes its key.
     pub fn add_kubelet_folder(&mut self, folder: &Path) -> Result<(), ConfigError> {
         let mut paths = Vec::new();
         drop_ins(folder, 0, &mut paths).map_err(|source| ConfigError::Read { path: folder.to_owned(), source })?;
@@ -127,7 +127,7 @@ impl Sources {
         name.is_some_and(|name| !name.is_empty())
     }
 
-    /// A warning if every user can read a proxy's password in a file.
+    /// Returns a warning if every user can read a file that contains the password of a proxy.
     pub fn exposed_password(&self) -> Option<String> {
         let Given { value, source: Source::File(path, _), .. } = self.given.get(PROXIES)? else { return None };
         let mut entries = value.as_array()?.iter();
@@ -173,7 +173,7 @@ impl Sources {
         })
     }
 
-    /// Fails with every rule that the accepted keys violate. The reading of a file reports its rejected keys.
+    /// Fails with every rule that the accepted keys violate. Rejected keys are reported when their file is read.
     pub fn violations(&self) -> Result<(), ConfigError> {
         match self.settings() {
             Err(ConfigError::Invalid(lines)) if lines.is_empty() => Ok(()),
@@ -199,7 +199,7 @@ fn has_password(url: &str) -> bool {
     user.split_once(':').is_some_and(|(_, password)| !password.is_empty())
 }
 
-/// Reads the keys that concern images, and ignores the other keys of the kubelet.
+/// Reads the keys that concern images, and ignores the other keys of a kubelet's file.
 fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     let fields = read_mapping(path, true)?;
     let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
@@ -234,10 +234,10 @@ fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result
 
 struct Reader<'a> {
     path: &'a Path,
-    /// Imagelet's file. A number is accepted as a text, such as 0 for a duration, and an unknown key is rejected.
+    /// On: imagelet's file, where a number is accepted as a text and an unknown key is rejected. Off: a kubelet's file.
     is_own: bool,
     given: BTreeMap<String, Given>,
-    /// Keys that are null, or zero if zero means the default.
+    /// Keys without a value: they are null, or zero if zero means the default.
     absent: Vec<String>,
     refused: Vec<String>,
     errors: Vec<ConfigError>,
@@ -301,7 +301,7 @@ impl<'a> Reader<'a> {
         self.given.insert(key, Given { value, source, entry_lines });
     }
 
-    /// In imagelet's file, the kubelet's key for its runtime must name a runtime that imagelet also uses.
+    /// Rejects `containerRuntimeEndpoint` in imagelet's file if imagelet does not use the runtime that the key names.
     fn refuse_unasked_runtime(&mut self) {
         const KEY: &str = "containerRuntimeEndpoint";
         let value = |key| self.given.get(key).map(|given| &given.value);
@@ -322,7 +322,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A suggestion for an unknown key: a similar key in the same section, or equal keys in other sections.
+/// A suggestion for an unknown key: a similar key in the same section, or keys with this name in other sections.
 fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
     let known = schema.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
     if let Some(near) = nearest(name, known) {
@@ -374,7 +374,7 @@ fn path_to(above: &str, name: &str) -> String {
     if above.is_empty() { name.to_owned() } else { format!("{above}.{name}") }
 }
 
-/// The values of a file by dotted path; a list is one value.
+/// The values of a file by their dotted keys. A list is one value.
 fn leaves(file: &File) -> BTreeMap<String, Value> {
     let mut leaves = BTreeMap::new();
     flatten(String::new(), to_value(file), &mut leaves);

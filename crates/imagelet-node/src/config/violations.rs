@@ -15,7 +15,7 @@ use imagelet_core::{
 
 use crate::size::parse_size;
 
-/// Longer messages about a file are truncated.
+/// Limit of the bytes of a message about a file. Longer messages are truncated.
 const MESSAGE_MAX: usize = 1_000;
 
 /// Why a configuration is invalid. Prints each violation on a line, with the location if known.
@@ -27,13 +27,13 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// A line with the location for each invalid value or violated rule. Rules are in the kubelet's order.
+    /// One line with the location for each invalid value or violated rule. Rules are in the kubelet's order.
     #[error("{}", .0.join("\n"))]
     Invalid(Vec<String>),
 }
 
 impl ConfigError {
-    /// Returns success, the only error, or one error with all lines.
+    /// Combines errors: no error is a success, one error is returned, and several errors become one with all lines.
     pub fn all(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),
@@ -54,7 +54,7 @@ pub(super) fn place(path: &Path, line: Option<usize>) -> String {
 
 #[derive(Debug)]
 pub(super) struct Violation {
-    /// The keys of the rule. The location is that of the first key that a source sets.
+    /// The keys of the violated rule. The location is that of the first key that a source sets.
     pub(super) keys: Vec<String>,
     pub(super) message: String,
 }
@@ -124,7 +124,7 @@ impl Violations {
         parse_size(text).map_err(|error| self.add(key, format!("{key}: {error}"))).ok().map(|size| size.0)
     }
 
-    /// An absolute path; `None` if the key is empty.
+    /// Checks that a path is absolute. `None`: the key is empty.
     pub(super) fn path(&mut self, key: &str, path: &Path) -> Option<PathBuf> {
         let given = Some(path).filter(|path| !path.as_os_str().is_empty())?;
         self.absolute(key, given);

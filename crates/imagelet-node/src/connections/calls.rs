@@ -27,29 +27,29 @@ use super::places::Place;
 
 /// The first request of a connection must arrive within this time.
 pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
-/// How long a client may take to send the body after the head.
+/// How long a client may take to send the body of a request after the head.
 pub(super) const BODY_WITHIN: Duration = Duration::from_secs(5);
-/// Over HTTP: the limit of the time until a GET is answered, and of the time until the client has read an answer.
+/// How long the answer to a GET over HTTP may take, and how long a client may then take to read the answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// The longest head. Tokens and trace headers fit.
+/// Limit of the head of a request. It is large enough for tokens and trace headers.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
 /// Limit of concurrent calls on one connection.
 const STREAMS_MAX: u32 = 256;
 /// An HTTP/2 client that sends nothing for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
 
-/// Extension of a response whose body is a stream. After the cancellation, [`ANSWER_WITHIN`] limits the rest.
+/// Marks the response of a stream, which has no deadline. After the cancellation, [`ANSWER_WITHIN`] limits the rest.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamEnd(pub(crate) CancellationToken);
 
 struct Connection {
     place: Place,
     router: Router,
-    /// When the connection closes. `None`: no deadline.
+    /// The time at which the connection closes. `None`: the connection has no deadline.
     due: watch::Sender<Option<Instant>>,
 }
 
-/// Serves a connection until its end, until it expires or is displaced, or until its calls have ended after `stop`.
+/// Serves a connection until it ends, misses its deadline or is displaced. After `stop`, its calls still end.
 pub(super) async fn serve<S>(stream: S, place: Place, router: Router, stop: CancellationToken)
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
@@ -81,7 +81,7 @@ where
     }
 }
 
-/// A call. It ends when the client has read the answer.
+/// A running call. The call is dropped, and no longer counted, once the client has read the answer.
 struct RunningCall(Arc<Connection>);
 
 impl RunningCall {
@@ -131,8 +131,9 @@ impl Connection {
         let refuse = |status: StatusCode, grpc: Status| {
             Ok(if is_grpc { grpc.into_http::<Body>() } else { status.into_response() })
         };
-        // On the socket a call begins before its body is read, so that the limit of calls limits the memory of bodies.
-        // Over HTTP a call begins after its small body, so that a connection without a body can be displaced.
+        // On the socket, a call is counted before its body is read, so that the limit of calls limits the memory of
+        // bodies. Over HTTP, a call is counted after its small body, so that a connection without a body can be
+        // displaced.
         let early = match (!self.is_http()).then(|| RunningCall::begin(&self)).transpose() {
             Ok(early) => early,
             Err(refused) => return refuse(StatusCode::SERVICE_UNAVAILABLE, refused),
@@ -149,7 +150,7 @@ impl Connection {
             Ok(call) => call,
             Err(refused) => return refuse(StatusCode::SERVICE_UNAVAILABLE, refused),
         };
-        // The answer to an action has no deadline.
+        // An action may take long, so only a GET has a deadline until its answer.
         self.set_due(self.is_http() && is_reading);
         request.extensions_mut().insert(self.place.peer);
         let response = self.router.clone().oneshot(request).await?;
@@ -186,7 +187,7 @@ fn reads(method: &Method) -> bool {
     *method == Method::GET || *method == Method::HEAD
 }
 
-/// Reads the whole body. The body of a GET is ignored. `Err`: the status for a body that is too long or too late.
+/// Reads the whole body of a request, but no body of a GET. `Err`: the status for a body that is too long or late.
 async fn complete(request: Request<Incoming>, body_max: usize) -> Result<Request<Body>, StatusCode> {
     let (head, body) = request.into_parts();
     if reads(&head.method) {

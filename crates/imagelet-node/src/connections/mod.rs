@@ -1,11 +1,11 @@
 //! The accept loop of the daemon's listeners: how many connections stay open, which connection closes for a new one,
 //! and how long a request may take to arrive.
 //!
-//! Each peer has a share of the connections and calls. If a share is used up, the peer with the most connections loses
-//! one without a running call: first one that had no call, then the oldest. If all are busy, the new connection is
-//! rejected. So a runaway program cannot block a kubelet, and a silent client cannot block a scraper.
+//! Each peer has a share of the connections and calls. For a connection beyond a limit, the peer with the most
+//! connections loses one that has no running call: first one that had no call, then the oldest. If all are busy, the
+//! new one is rejected. So a runaway program cannot block a kubelet, and a silent client cannot block a scraper.
 //!
-//! **Invariant:** the limits of both listeners together stay below that of open files, so that pulls find descriptors.
+//! **Invariant:** the limits of both listeners are together below that of open files, so that pulls find descriptors.
 
 mod calls;
 mod places;
@@ -30,19 +30,19 @@ pub(crate) use calls::StreamEnd;
 use places::Places;
 pub(crate) use places::{Limits, open_files_max};
 
-/// Limit of the log lines of one kind in each [`LINES_OVER`]: clients that connect in a loop must not fill a disk.
+/// Limit of the log lines of one kind in each [`LINES_OVER`]: clients that connect in a loop must not fill the disk.
 const LINES_MAX: u32 = 2;
 const LINES_OVER: Duration = Duration::from_secs(30);
 /// Limit of the users whose first connection is logged.
 const USERS_MAX: usize = 256;
-/// How long an accept waits until the displaced connection has closed. The close does not depend on a client.
+/// How long the daemon waits for the close of a displaced connection. The close does not depend on the client.
 const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
 /// The pause after a failed accept, if the next accept would fail for the same reason.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Peer {
-    /// A client at a unix socket. All processes of another PID namespace are one peer.
+    /// A process at a unix socket. Processes outside this PID namespace have no id, so those of one user are one peer.
     Process {
         pid: Option<i32>,
         uid: u32,
@@ -79,7 +79,7 @@ impl Listener for TcpListener {
     }
 }
 
-/// Serves until `stop` is cancelled and the running calls have ended. A handler finds the [`Peer`] in the extensions.
+/// Serves until `stop` is cancelled and the running calls have ended. Each request has its [`Peer`] as an extension.
 pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limits, stop: CancellationToken) {
     let open = TaskTracker::new();
     let places = Arc::new(Places::new(limits));
@@ -107,7 +107,7 @@ pub(crate) async fn serve<L: Listener>(listener: L, router: Router, limits: Limi
 struct Acceptor<L> {
     listener: L,
     places: Arc<Places>,
-    /// Reserved descriptors. One is closed if an accept finds no free descriptor.
+    /// Descriptors in reserve. If an accept finds no free descriptor, one descriptor of the reserve is closed.
     spare: Vec<OwnedFd>,
     failed: LineLimit,
     users: BTreeSet<(u32, u32)>,
@@ -119,7 +119,7 @@ impl<L: Listener> Acceptor<L> {
         Self { listener, places, spare: Vec::new(), failed, users: BTreeSet::new() }
     }
 
-    /// The next connection. A failed accept is retried.
+    /// Waits for the next connection. A failed accept is retried.
     async fn accept(&mut self) -> (L::Stream, Peer) {
         self.refill();
         loop {
@@ -142,7 +142,7 @@ impl<L: Listener> Acceptor<L> {
                 tracing::warn!(listener = L::NAME, %error, suppressed, "could not accept a connection");
             }
             let has_no_descriptor = matches!(Errno::from_io_error(&error), Some(Errno::MFILE | Errno::NFILE));
-            // The failure of one client does not affect the next client.
+            // The failure of one client does not affect the next client, so the next accept needs no pause.
             let is_of_client =
                 matches!(error.kind(), io::ErrorKind::ConnectionAborted | io::ErrorKind::ConnectionReset);
             if is_of_client || has_no_descriptor && self.spare.pop().is_some() {
@@ -163,7 +163,7 @@ impl<L: Listener> Acceptor<L> {
         }
     }
 
-    /// Logs the first connection of each user: access to the socket is the only authentication.
+    /// Logs the first connection of each user, because access to the socket is the only authentication.
     fn log_user(&mut self, peer: Peer) {
         if let Peer::Process { pid, uid, gid } = peer
             && self.users.len() < USERS_MAX
@@ -183,7 +183,7 @@ struct LineLimit {
 }
 
 impl LineLimit {
-    /// The number of lines suppressed since the last written line. `None`: suppress this line too.
+    /// Returns how many lines were suppressed since the last written line. `None`: this line is suppressed too.
     fn take(&mut self) -> Option<u64> {
         let now = Instant::now();
         if self.since.is_none_or(|since| now >= since + LINES_OVER) {

@@ -14,23 +14,23 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::Peer;
 
-/// The longest body over HTTP: a pin or a collection.
+/// Limit of a request body over HTTP. The largest requests are pins and collections.
 pub(super) const HTTP_BODY_BYTES_MAX: usize = 64 << 10;
-/// Connections at the CRI socket. A kubelet needs one or two.
+/// Limit of the connections at the CRI socket. A kubelet needs one or two.
 const SOCKET_MAX: usize = 512;
-/// Divisor of the limit of open files for the CRI socket. Pulls get the larger part.
+/// The part of the open files for the CRI socket is a quarter. Pulls get the larger part.
 const SOCKET_PART: usize = 4;
-/// Concurrent calls at the socket. A kubelet with 110 pods uses far less than a quarter.
+/// Limit of concurrent calls at the socket. A kubelet with 110 pods needs far less than a quarter.
 const CALLS_MAX: usize = 2048;
-/// Connections over HTTP. A scraper and a probe need one each.
+/// Limit of the connections over HTTP. A scraper and a probe need one each.
 const HTTP_MAX: usize = 32;
-/// Divisor of the limit of open files for HTTP.
+/// The part of the open files for connections over HTTP is an eighth.
 const HTTP_PART: usize = 8;
 const LISTENER_MIN: usize = 4;
-/// Descriptors that are reserved for accepts at the socket: enough for a kubelet and a few commands.
+/// Descriptors in reserve for connections to the socket: enough for a kubelet and a few commands.
 pub(super) const SPARE: usize = 8;
 
-/// The limit of all peers together, and of each peer.
+/// A limit for all peers together, and a limit for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) all: usize,
@@ -43,12 +43,12 @@ pub(crate) struct Limits {
     pub(super) calls: Share,
     pub(super) body_bytes: usize,
     pub(super) spare: usize,
-    /// HTTP/1 with one request for each connection. The client must read the answer in time.
+    /// Whether the listener serves HTTP/1, with one request for each connection and a deadline for reading the answer.
     pub(super) is_http: bool,
 }
 
 impl Limits {
-    /// One process may have half of the connections.
+    /// The limits of the socket. One process may have half of the connections.
     pub(crate) fn of_socket(files_max: usize) -> Self {
         let all = (files_max / SOCKET_PART).clamp(LISTENER_MIN, SOCKET_MAX);
         Self {
@@ -60,7 +60,7 @@ impl Limits {
         }
     }
 
-    /// An address may have half of the connections, so that others can probe. The clients of a NAT are one address.
+    /// The limits over HTTP. One address may have half of the connections. All clients behind a NAT have one address.
     pub(crate) fn of_http(files_max: usize) -> Self {
         let all = (files_max / HTTP_PART).clamp(LISTENER_MIN, HTTP_MAX);
         let share = Share { all, each: all / 2 };
@@ -72,10 +72,10 @@ pub(crate) fn open_files_max() -> usize {
     getrlimit(Resource::Nofile).current.and_then(|limit| usize::try_from(limit).ok()).unwrap_or(usize::MAX)
 }
 
-/// Activity of a connection, in the order in which connections close for others.
+/// Activity of a connection, in the order in which new connections displace older ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Activity {
-    /// The connection had no call so far.
+    /// The connection has had no call.
     Silent,
     /// All calls of the connection have ended.
     Idle,
@@ -86,7 +86,7 @@ pub(super) enum Activity {
 pub(super) enum Decision {
     Enter,
     InPlaceOf(u64),
-    /// The share is used up, and all connections that could close are busy.
+    /// The limit is reached, and all connections that the peer may displace are busy.
     Refuse,
 }
 
@@ -96,7 +96,7 @@ pub(super) fn decide(open: &[(u64, Peer, Activity)], peer: Peer, share: Share) -
     if !is_peer_full && open.len() < share.all {
         return Decision::Enter;
     }
-    // The peer with the most connections first, then silent before idle, then the oldest.
+    // The peer with the most connections loses one: a silent connection before an idle one, the oldest first.
     let mut counts = BTreeMap::<Peer, usize>::new();
     for (_, of, _) in open {
         *counts.entry(*of).or_default() += 1;
@@ -116,7 +116,7 @@ struct Open {
     closed: CancellationToken,
 }
 
-/// The next number, and the open connections by number.
+/// The number of the next connection, and the open connections by their numbers.
 type Table = (u64, BTreeMap<u64, Open>);
 
 #[derive(Debug)]
@@ -127,12 +127,12 @@ pub(super) struct Places {
     pub(super) freed: Notify,
 }
 
-/// The place of an open connection. Its drop frees the place, and must follow the drop of the stream.
+/// Counts an open connection until it is dropped. The stream is dropped first, so that its descriptor is already free.
 #[derive(Debug)]
 pub(super) struct Place {
     pub(super) peer: Peer,
     pub(super) places: Arc<Places>,
-    /// Cancelled when the connection must close for another one. Further calls are then rejected.
+    /// Cancelled when a new connection displaces this connection. Further calls are then rejected.
     pub(super) close: CancellationToken,
     number: u64,
     _closed: DropGuard,
@@ -143,7 +143,7 @@ impl Places {
         Self { limits, open: Mutex::default(), freed: Notify::new() }
     }
 
-    /// `None`: rejected. A full share displaces a connection without a running call; the token reports its close.
+    /// Admits a connection. `None`: it is rejected. The token is cancelled once a displaced connection has closed.
     pub(super) fn admit(self: &Arc<Self>, peer: Peer) -> Option<(Place, Option<CancellationToken>)> {
         let (next, open) = &mut *locked(&self.open);
         let displaced = match decide(&listed(open), peer, self.limits.connections) {
@@ -191,7 +191,7 @@ impl Place {
         locked(&self.places.open).1.get(&self.number).is_some_and(|open| open.was_called)
     }
 
-    /// Starts a call. `false`: the peer or all peers have as many calls as allowed, or the connection closes.
+    /// Starts a call. `false`: the calls of the peer or of all peers are at their limit, or the connection is closing.
     pub(super) fn begin_call(&self) -> bool {
         let open = &mut locked(&self.places.open).1;
         let Share { all, each } = self.places.limits.calls;

@@ -14,12 +14,12 @@ use zeroize::Zeroizing;
 
 use crate::{config::HttpSettings, failure::Failure};
 
-/// A shorter token could be guessed.
+/// The permitted length of a token. A shorter token could be guessed.
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Purpose {
-    /// Health without details, for any client and any host name.
+    /// A health check without details. It is open to any client and any host name.
     Probe,
     /// The static files of the pages.
     Asset,
@@ -32,11 +32,11 @@ pub(super) enum Purpose {
 pub(super) struct Presented<'a> {
     pub(super) host: Option<&'a str>,
     pub(super) authorization: Option<&'a str>,
-    /// A page of a foreign site cannot send this header, because this server grants no CORS.
+    /// Whether the request has the action header. This server grants no CORS, so a foreign page cannot send it.
     pub(super) has_action_header: bool,
-    /// `Sec-Fetch-Site`, which every current browser sends.
+    /// The value of `Sec-Fetch-Site`, a header that every current browser sends.
     pub(super) fetch_site: Option<&'a str>,
-    /// The user opens the address as a page; no page embeds or fetches it.
+    /// Whether the user opens the address as a page. A page that another page embeds or fetches is no navigation.
     pub(super) is_navigation: bool,
 }
 
@@ -50,7 +50,7 @@ pub(super) enum Decision {
     ForeignPage,
 }
 
-/// The current policy; a reload replaces it.
+/// The current access policy. A reload replaces it.
 #[derive(Clone, Debug)]
 pub struct HttpAccess {
     policy: watch::Sender<Arc<AccessPolicy>>,
@@ -64,14 +64,14 @@ impl HttpAccess {
         Ok(Self { policy: watch::Sender::new(Arc::new(policy)), bound: settings.address.clone() })
     }
 
-    /// The policy of changed settings at the bound address. If the settings have no token, the current token stays.
+    /// Builds the policy of new settings for the listener's address. Without a new token, the current token stays.
     pub fn next(&self, settings: &HttpSettings) -> Result<AccessPolicy, Failure> {
         let mut policy = AccessPolicy::load(&HttpSettings { address: self.bound.clone(), ..settings.clone() })?;
         policy.token = policy.token.or_else(|| self.policy().token.clone());
         Ok(policy)
     }
 
-    /// Applies a policy. A changed token ends the open streams.
+    /// Replaces the policy. If the token changes, the open streams end.
     pub fn replace(&self, mut policy: AccessPolicy) {
         let in_force = self.policy();
         if in_force.token == policy.token {
@@ -94,7 +94,7 @@ impl HttpAccess {
 #[derive(Debug)]
 pub struct AccessPolicy {
     token: Option<TokenDigest>,
-    /// Cancelled when the token changes. The streams of this policy then end.
+    /// Cancelled when the token changes. The streams that this policy permitted then end.
     pub(super) ended: CancellationToken,
     /// Accepted host names of this server, in lower case.
     hosts: Vec<String>,
@@ -112,7 +112,7 @@ impl TokenDigest {
 }
 
 impl PartialEq for TokenDigest {
-    /// Takes the same time for every wrong token.
+    /// Takes the same time for every wrong token, so that a client cannot guess a token part by part.
     fn eq(&self, other: &Self) -> bool {
         verify_slices_are_equal(self.0.as_ref(), other.0.as_ref()).is_ok()
     }
@@ -143,7 +143,7 @@ impl AccessPolicy {
 
     pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>) -> Decision {
         let has_token = presented.authorization.and_then(token_of).is_some_and(|token| self.accepts(&token));
-        // A page of a foreign site has no token, so a token replaces the check of the host.
+        // A page of a foreign site does not know the token, so a request with the token may name any host.
         if purpose != Purpose::Probe && !has_token && !presented.host.is_some_and(|host| self.is_own(host)) {
             return Decision::ForeignHost;
         }
@@ -155,7 +155,7 @@ impl AccessPolicy {
         }
         let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
         if purpose == Purpose::Read {
-            // A browser also adds the login of its prompt to requests by foreign pages.
+            // A browser also adds a `Basic` login to requests by foreign pages, so these are rejected.
             let is_login =
                 presented.authorization.and_then(|it| it.split_once(' ')).is_some_and(|(scheme, _)| is_basic(scheme));
             let is_fetched = is_login && is_foreign && !presented.is_navigation;

@@ -25,7 +25,7 @@ use crate::{
     node::{Command, Daemon, DecisionsRequest, NodeService as _, WhyRequest, follower, send_events, unless_stopped},
 };
 
-/// Limit of the queued lines of events for a slow client.
+/// Limit of the event lines that wait for a slow client.
 const LINES_MAX: usize = 64;
 
 pub(super) fn routes() -> Router<Daemon> {
@@ -72,7 +72,7 @@ fn run<C: Command>(daemon: Daemon, body: Bytes) -> Response {
     })
 }
 
-/// `events` sends everything as progress lines; its result is empty.
+/// Sends the events as progress lines. The result of the command is empty.
 async fn follow(State(daemon): State<Daemon>, body: Bytes) -> Response {
     streamed(|replies| async move {
         let asked: EventsRequest = read(EventsRequest::NAME, body)?;
@@ -83,7 +83,7 @@ async fn follow(State(daemon): State<Daemon>, body: Bytes) -> Response {
             {}
             lines.close();
         };
-        // A stop of the daemon does not wait for a stream.
+        // The stop of the daemon ends a stream of events at once.
         let sent = async { Ok(tokio::join!(send_events(&daemon.node.pulls, &asked, place, sender), relay)) };
         unless_stopped(&daemon.calls.accepting, sent).await.map(|_| serde_json::json!({}))
     })
@@ -95,7 +95,7 @@ async fn unknown(Path(command): Path<String>) -> Response {
 }
 
 fn read<T: DeserializeOwned>(name: &str, body: Bytes) -> Result<T, Failure> {
-    // The body may contain a login.
+    // The body may contain a login, so its memory is cleared after use.
     let body = Zeroizing::new(Vec::from(body));
     if body.len() > BODY_BYTES_MAX {
         let (size, limit) = (ByteSize(body.len() as u64), ByteSize(BODY_BYTES_MAX as u64));
@@ -103,7 +103,7 @@ fn read<T: DeserializeOwned>(name: &str, body: Bytes) -> Result<T, Failure> {
         return Err(Failure::new("InvalidArgument", message));
     }
     let document: &[u8] = if body.is_empty() { b"{}" } else { &body };
-    // The parser's message may repeat a value, and a value may be a password.
+    // The parser's message may repeat a value, which may be a password. So the failure names only the column.
     serde_json::from_slice(document).map_err(|error| {
         let message = format!("the arguments of `{name}` do not read (column {})", error.column());
         Failure::new("InvalidArgument", message)

@@ -21,7 +21,7 @@ pub struct MeasuredController {
     pub started_at: SystemTime,
 }
 
-/// Serves until the future is dropped.
+/// Serves the metrics and the probes of the controller until the future is dropped.
 pub async fn serve_controller(listener: TcpListener, measured: MeasuredController, access: HttpAccess) {
     let checks = |measured: MeasuredController| std::future::ready(ready(measured.controller.report()));
     let router = with_probes(Router::new().route("/metrics", get(metrics)), Some(access.clone()), checks)

@@ -26,11 +26,11 @@ use crate::{
 
 const STREAM_MAX: Duration = Duration::from_hours(12);
 const STREAMS_MAX: usize = 12;
-/// All streams together may use this part of one address's connections. The rest is for probes and scrapes.
+/// The event streams may use this part of the connections of one address. The rest is for probes and scrapes.
 const STREAMS_PART: (usize, usize) = (3, 4);
-/// Limit of queued lines for a slow client.
+/// Limit of the event lines that wait for a slow client.
 const LINES_MAX: usize = 64;
-/// A line is sent at least this often, so that each end notices that the other end is gone.
+/// A line is sent at least this often, so that the client and the server notice a lost connection.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
 
 #[derive(Clone, Debug)]
@@ -41,7 +41,7 @@ pub(super) struct EventStreams {
 }
 
 impl EventStreams {
-    /// `address_max`: the connections that one address may have.
+    /// `address_max` is the limit of connections for one address.
     pub(super) fn new(address_max: usize, stop: CancellationToken) -> Self {
         let max = STREAMS_MAX.min(address_max * STREAMS_PART.0 / STREAMS_PART.1);
         Self { free: Arc::new(Semaphore::new(max)), max, stop }
@@ -87,14 +87,14 @@ pub(super) struct Framing {
 }
 
 impl Framing {
-    /// `last_id`: the last event that the client received. An id of another run of the daemon returns all events.
+    /// `last_id` is the id of the last received event. With an id of an earlier daemon, all events are sent.
     pub(super) fn new(started_at: SystemTime, last_id: Option<&str>) -> Self {
         let run = since_epoch(started_at).as_millis().to_string();
         let after = last_id.and_then(|id| id.strip_prefix(&run)?.strip_prefix('-')?.parse().ok());
         Self { run, after: after.unwrap_or(0) }
     }
 
-    /// `None`: the client has already received the event.
+    /// Converts a line to an event of the stream. `None`: the client has already received the event.
     fn frame(&self, line: &EventLine) -> Option<Event> {
         let (kind, number) = match line {
             EventLine::Event(event) if event.number <= self.after => return None,

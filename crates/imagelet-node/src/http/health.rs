@@ -8,14 +8,14 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::node::{Images, LocalNode};
 
-/// A check that takes longer fails.
+/// Timeout of a check. A check that takes longer fails.
 const CHECK_MAX: Duration = Duration::from_secs(5);
-/// After more missed passes over the images, the inventory is reported as outdated.
+/// How many passes over the images may be missed before the check of the inventory fails.
 const PASSES_MISSED_MAX: u32 = 3;
-/// One block of the usual size. The write fails if the file system is full.
+/// One block of a file system. If the file system is full, the write of the block fails.
 const BLOCK: [u8; 4096] = [0; 4096];
 
-/// A named check: `Ok` with a detail, usually empty, or `Err` with the reason.
+/// The name and the result of a check: `Ok` with a detail, which may be empty, or `Err` with the reason.
 pub(super) type Checked = (&'static str, Result<String, String>);
 
 pub(super) fn live() -> Vec<Checked> {
@@ -58,7 +58,7 @@ async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), 
     tokio::time::timeout(CHECK_MAX, check).await.unwrap_or_else(|_| late())
 }
 
-/// The text of a probe's answer, in the format of Kubernetes' components.
+/// Whether all checks passed, and the text of the probe's answer in the format of Kubernetes' components.
 pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool, String) {
     let failed: Vec<_> = checks.iter().filter(|(_, checked)| checked.is_err()).map(|(name, _)| *name).collect();
     let is_ok = failed.is_empty();
@@ -75,14 +75,14 @@ pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool
     (is_ok, lines.chain([format!("{probe} check {end}\n")]).collect())
 }
 
-/// Writes a block to an unnamed file, so that nothing stays on the disk.
+/// Checks that the state is writable. The written file has no name, so that nothing stays on the disk.
 fn check_writable(state: &Path) -> Result<(), String> {
-    // The folder may not exist yet: the first change of the node creates the folder.
+    // The folder of the state is created with the first change, so an existing parent is checked instead.
     let state = state.ancestors().find(|folder| folder.exists()).unwrap_or(state);
     let failed = |error: std::io::Error| format!("could not write below `{}`: {error}", state.display());
     match rustix::fs::open(state, OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC, Mode::RUSR | Mode::WUSR) {
         Ok(file) => std::fs::File::from(file).write_all(&BLOCK).map_err(failed),
-        // The file system does not support unnamed files.
+        // The file system does not support unnamed files, so only the permission to write is checked.
         Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::ISDIR) => {
             rustix::fs::access(state, rustix::fs::Access::WRITE_OK).map_err(|error| failed(error.into()))
         }

@@ -36,7 +36,7 @@ pub(super) fn routes() -> Router<Daemon> {
     let routes = Router::new()
         .route("/openapi.json", get(openapi))
         .route("/images", get(images))
-        // The name of an image contains slashes.
+        // The name of an image contains slashes, so the name is the rest of the path.
         .route("/images/{*image}", get(image))
         .route("/pulls", get(read::<PullsRequest>))
         .route("/disk", get(read::<DiskRequest>))
@@ -58,7 +58,7 @@ async fn read<C: Command>(
     command.run(C::Service::of(&node), no_steps()).await.map(Json)
 }
 
-/// The action runs to its end, even if the client disconnects.
+/// Runs a command as an action, which runs to its end even if the client disconnects.
 async fn act<C: Command>(
     State(Daemon { node, calls }): State<Daemon>,
     Arguments(command): Arguments<C>,
@@ -137,7 +137,7 @@ pub(super) struct PlanParameters {
     limit: Option<u64>,
 }
 
-/// A flag without a value is set.
+/// Parses a flag of a query. A flag without a value is `true`.
 fn flag<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
     match &*String::deserialize(from)? {
         "true" | "" => Ok(true),
@@ -159,7 +159,7 @@ async fn plan(
     Ok(Json(plan))
 }
 
-/// At most `limit` images after a key. An image of several handlers has several rows.
+/// Returns at most `limit` rows that follow the key `after`. An image of several handlers has several rows.
 fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: usize) -> ImagePage {
     let key = |row: &ImageRow| format!("{},{}", row.id, row.runtime_handler);
     let (total, limit) = (rows.len() as u64, limit.max(1));
@@ -170,8 +170,8 @@ fn page(mut rows: Vec<ImageRow>, after: Option<&str>, limit: usize) -> ImagePage
     ImagePage { images: rows, total, next }
 }
 
-/// The query parameters, or the body of a POST. An unknown name is rejected: a misspelled `dryRun` must not collect.
-/// Commands of the socket ignore unknown names, because clients may have another version.
+/// The query parameters, or the body of a POST. An unknown name is rejected, so that a request with a misspelled
+/// `dryRun` does not collect. Commands of the socket ignore unknown names, because clients may have another version.
 struct Arguments<T>(T);
 
 impl<S: Send + Sync, T: DeserializeOwned + Serialize + Default> FromRequest<S> for Arguments<T> {

@@ -8,15 +8,15 @@ use crate::{api::Steps, failure::Failure};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AnswerTime {
-    /// `--timeout` limits the time.
+    /// The call fails if the answer takes longer than `--timeout`.
     Limited,
-    /// No limit while the daemon works and answers other calls.
+    /// The call has no time limit, but fails if the daemon stops answering other calls.
     WhileAlive,
-    /// No limit. A silent daemon is only reported.
+    /// The call has no time limit. If the daemon is silent, the command only reports that it waits.
     Unlimited,
 }
 
-/// A command. The implementing type contains its arguments.
+/// A command of the API. A type that implements this trait contains the arguments of the command.
 #[async_trait]
 pub trait Command: Serialize + DeserializeOwned + Default + Send + Sync + 'static {
     const NAME: &'static str;

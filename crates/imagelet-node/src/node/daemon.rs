@@ -15,15 +15,15 @@ pub struct Daemon {
 
 #[derive(Clone, Debug, Default)]
 pub struct Calls {
-    /// Cancelled when no more calls are accepted. Event streams and actions then end.
+    /// Cancelled when the daemon stops accepting calls. Running event streams and actions then end.
     pub accepting: CancellationToken,
-    /// Cancelled when the grace period ends. All calls then end.
+    /// Cancelled when the grace period of a stop ends. All running calls then end.
     pub working: CancellationToken,
     actions: TaskTracker,
 }
 
 impl Calls {
-    /// Runs an action to its end, even if its client disconnects: an interrupted collection would not be recorded.
+    /// A disconnect of the client does not end the action, because an interrupted collection would not be recorded.
     pub(crate) async fn act<T: Send + 'static>(
         &self,
         action: impl Future<Output = Result<T, Failure>> + Send + 'static,

@@ -14,12 +14,12 @@ use crate::{
     failure::Failure,
 };
 
-/// Limit of concurrent followers. Each may buffer a few hundred messages of at most 8 KiB.
+/// Limit of the clients that follow the events. Each client may need a few hundred buffered messages of up to 8 KiB.
 const FOLLOWERS_MAX: usize = 32;
 static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_MAX);
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
-/// Reserves a place for a follower of the events.
+/// Reserves one of the `FOLLOWERS_MAX` places for a client that follows the events.
 pub(crate) fn follower() -> Result<SemaphorePermit<'static>, Failure> {
     let full = || format!("{FOLLOWERS_MAX} clients follow the events; that is the limit");
     FOLLOWERS.try_acquire().map_err(|_| Failure::new("Unavailable", full()))
@@ -82,7 +82,7 @@ fn row(recorded: RecordedEvent) -> NodeEvent {
     }
     NodeEvent {
         number: recorded.number,
-        // Milliseconds, so that events of one second are ordered.
+        // The time has milliseconds, so that clients can order the events of one second.
         at: jiff::Timestamp::try_from(recorded.at).ok().map(|at| format!("{at:.3}")),
         kind: event.kind.name().into(),
         reason: event.reason.into(),

@@ -24,7 +24,7 @@ use rustix::{
 use super::{LocalNode, gc};
 use crate::{api::since_epoch, traces};
 
-/// A scrape waits at most this long for disks; after that, their last values stay.
+/// How long a scrape waits for the measurement of the disks. After it, the gauges of the disks keep their last values.
 const DISKS_MAX: Duration = Duration::from_secs(2);
 
 families! {
@@ -67,13 +67,13 @@ fn families() -> impl Iterator<Item = &'static Family> {
     of_core.chain(of_node).chain([&traces::SPANS])
 }
 
-/// Exports all metrics before their first update.
+/// Exports all metric families before their first update.
 pub fn declare(metrics: &Metrics) {
     families().for_each(|family| metrics.declare(family));
 }
 
 impl LocalNode {
-    /// Updates the gauges that depend on a measurement.
+    /// Measures the node and the process, and sets the gauges.
     pub async fn measure(&self) {
         let (metrics, images) = (&self.status.metrics, &self.pulls.images);
         measure_process(metrics, self.status.started_at);
@@ -120,7 +120,7 @@ pub(crate) fn measure_process(metrics: &Metrics, started_at: SystemTime) {
     }
     let stat = fs::read_to_string("/proc/self/stat").ok().and_then(|text| process_stat(&text));
     let Some([ticks, threads, virtual_bytes, resident_pages]) = stat else { return };
-    // The kernel counts the time, so the counter is set and not incremented.
+    // The kernel counts the CPU time, so the counter is set to the kernel's value.
     metrics.set(&CPU, &[], ticks as f64 / clock_ticks_per_second() as f64);
     metrics.set(&RESIDENT, &[], resident_pages as f64 * page_size() as f64);
     metrics.set(&VIRTUAL, &[], virtual_bytes as f64);
@@ -139,10 +139,10 @@ fn show_filesystem(metrics: &Metrics, name: &str, stats: &FsStats) {
     }
 }
 
-/// CPU time in ticks, threads, virtual bytes and resident pages. The program's name, in parentheses, may contain `)`.
+/// Returns CPU ticks, threads, virtual bytes and resident pages. The program's name before them may contain `)`.
 fn process_stat(text: &str) -> Option<[u64; 4]> {
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-    // The first field after the name is the third of proc(5).
+    // `fields` starts with field 3 of proc(5): fields 1 and 2 are the process id and the program's name.
     let field = |number: usize| fields.get(number - 3)?.parse::<u64>().ok();
     Some([field(14)? + field(15)?, field(20)?, field(23)?, field(24)?])
 }

@@ -12,7 +12,7 @@ use imagelet_runtime::ImportingImages;
 use super::{Collection, Images, Pulls};
 use crate::{config::Settings, failure::Failure};
 
-/// How long a command waits for a runtime's image list before it exits.
+/// How long a command waits for a runtime's image list before the process exits.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -26,18 +26,18 @@ pub struct LocalNode {
 pub struct NodeStatus {
     pub metrics: Arc<Metrics>,
     pub pod_starts: Arc<PodStarts>,
-    /// Follows the pods of the node; only in a daemon with a cluster.
+    /// The agent that follows the pods of the node. `None`: a command, or a daemon without a cluster.
     pub agent: Option<Arc<NodeAgent>>,
     pub imports: Option<Arc<ImportingImages>>,
-    /// The sandbox of the threads that unpack layers; `None` for a runtime.
+    /// The confinement of the threads that unpack layers. `None`: a runtime unpacks the layers.
     pub unpacking: Option<String>,
-    /// How much of a pull runs at once.
+    /// A text about the parallelism of a pull, and about the machine that determines it.
     pub sizes: String,
     pub started_at: SystemTime,
 }
 
 impl LocalNode {
-    /// Applies settings. Thresholds, ages and periods apply from the next pass on.
+    /// Replaces the settings. The next run of a periodic job uses the new thresholds, ages and periods.
     pub(crate) fn apply(&self, settings: Settings) {
         let inventory = &self.pulls.images.inventory;
         self.collection.gc.set_rules(settings.collection.rules.clone());
@@ -46,13 +46,13 @@ impl LocalNode {
         self.pulls.images.settings.send_replace(Arc::new(settings));
     }
 
-    /// Writes the state that is not on disk yet. A daemon also writes periodically.
+    /// Writes all unwritten state to disk before the process exits. A daemon also writes its state periodically.
     pub async fn close(&self) {
         let images = &self.pulls.images;
         if images.place.is_read_only {
             return;
         }
-        // A list also records the last pull. An embedded store lists at once; a runtime is listed only after a pull.
+        // A pass over the images records the last pull. A runtime may be slow, so its pass runs only after a pull.
         if images.local().is_some() || images.inventory.awaits_pass() {
             match tokio::time::timeout(LAST_PASS_MAX, images.refresh()).await {
                 Ok(Ok(_)) => {}
@@ -71,7 +71,7 @@ impl LocalNode {
             Ok(Err(error)) => tracing::warn!(error = Failure::of(&error).to_string(), "the last uses are not on disk"),
             Err(error) => tracing::error!(%error, "the last uses and decisions are not on disk"),
         }
-        // Last, because the disk may take long, and the process may be killed.
+        // The flush is the last step, because the disk may take long and the process may be killed meanwhile.
         if let Some(store) = images.local()
             && let Err(error) = store.flush().await
         {
@@ -80,7 +80,7 @@ impl LocalNode {
     }
 }
 
-/// A service of a node, on which commands run.
+/// A service of a node. Each command runs on one service.
 pub trait NodeService: Send + Sync {
     fn of(node: &LocalNode) -> &Self;
 }

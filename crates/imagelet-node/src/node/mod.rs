@@ -49,7 +49,7 @@ impl Node {
         }
     }
 
-    /// Follows the events until the daemon or the reader disconnects.
+    /// Passes each event to `hear` until the daemon or the client disconnects. `note` reports a silent daemon.
     pub async fn follow(
         &self,
         asked: &EventsRequest,

@@ -21,11 +21,11 @@ use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIOR
 use super::Pulls;
 use crate::failure::Failure;
 
-/// Limit of the images that an event about released pins names.
+/// Limit of the image names in an event about released pins.
 const NAMED_MAX: usize = 10;
 
 impl Pulls {
-    /// Rejects a pull that would fill the disk up to a watermark. A present image needs no space.
+    /// Rejects a prefetch that would fill the disk up to the high threshold. A present image needs no space.
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let Pulls { images, manager, .. } = self;
         if request.policy != PullPolicy::Always
@@ -55,7 +55,7 @@ impl PrefetchNode for Pulls {
             if let Some(id) = names.get(canonical.as_str()) {
                 return Some(*id);
             }
-            // A reference with a digest may match an image with other names, and a runtime may list short names.
+            // The image may be listed by another name: the reference has a digest, or the runtime lists short names.
             let pattern = reference.parse::<PinPattern>().ok()?;
             snapshot.entries.iter().find(|entry| pattern.matches(&entry.image)).map(|entry| &entry.image.id)
         };
@@ -113,7 +113,7 @@ fn no_space(message: String) -> FetchFailure {
     FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
-/// An event for each set that pins fewer images than before.
+/// Returns one event for each image set that has released at least one pin.
 fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
     let key = |pin: &OwnedPin| (pin.owner.clone(), pin.pattern.text().to_owned());
     let after: HashSet<_> = after.iter().map(key).collect();
@@ -138,7 +138,7 @@ fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
     released.into_iter().map(event).collect()
 }
 
-/// Whether a pull stays below the watermark at which a collection starts. `Err`: the reason why not.
+/// Checks that a pull keeps the disk below the high threshold of the collection. `Err`: the reason for the rejection.
 fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimate>) -> Result<(), String> {
     let high = policy.high().get();
     if policy.is_reached_with(disk, ByteSize::ZERO) {

@@ -25,13 +25,13 @@ use crate::{
     failure::Failure,
 };
 
-/// The longest line of a reply. A list of ten thousand images has about five megabytes.
+/// Limit of one line of a reply. The list of ten thousand images is a line of about five megabytes.
 const LINE_BYTES_MAX: usize = 64 << 20;
 
 #[derive(Clone, Debug)]
 pub struct RemoteNode {
     socket: PathBuf,
-    /// The time limit for an answer.
+    /// How long the client waits for an answer, or for the next message of a long call.
     patience: Duration,
 }
 
@@ -40,18 +40,18 @@ pub enum Probed {
     Ours,
     OtherCri,
     Missing,
-    /// The socket does not answer, or this user may not connect.
+    /// The socket does not answer, or the user of this process may not connect.
     Silent(io::Error),
 }
 
 #[derive(Debug)]
 enum CallError {
-    /// The server does not implement this interface.
+    /// The server at the socket does not implement imagelet's interface.
     NotOurs,
     Absent(io::Error),
     Silent,
     Broken(String),
-    /// The connection ended before an answer.
+    /// The server closed the connection before it sent an answer.
     Unanswered(String),
 }
 
@@ -63,7 +63,7 @@ impl RemoteNode {
     pub async fn probe(&self) -> Probed {
         match self.send(Method::GET, "", Vec::new()).await {
             Ok(_) | Err(CallError::Broken(_)) => Probed::Ours,
-            // A gRPC server sends first, or closes the connection after an HTTP/1 request.
+            // A gRPC server answers an HTTP/1 request with its HTTP/2 settings, or closes the connection.
             Err(CallError::NotOurs | CallError::Unanswered(_)) => Probed::OtherCri,
             Err(CallError::Absent(error)) if error.kind() == io::ErrorKind::NotFound => Probed::Missing,
             Err(CallError::Absent(error)) => Probed::Silent(error),
@@ -95,7 +95,7 @@ impl RemoteNode {
         Ok(())
     }
 
-    /// Runs a command. A limited call fails after `patience`. Any other call then probes the silent daemon.
+    /// Runs a command. A call with a time limit fails after `patience`; a call without one then probes the daemon.
     async fn call<P: DeserializeOwned, A: DeserializeOwned>(
         &self,
         name: &str,
@@ -106,7 +106,7 @@ impl RemoteNode {
     ) -> Result<A, Failure> {
         let body = serde_json::to_vec(arguments)
             .map_err(|_| Failure::new("Failed", format!("could not write the arguments of `{name}`")))?;
-        // A later version may send messages that this version does not know.
+        // A daemon of a later version may send messages that this client does not know. They are ignored.
         let progress = |document: &RawValue| drop(serde_json::from_str(document.get()).map(progress));
         let answer = self.exchange((name, time), body, &progress, note).await?;
         serde_json::from_str(answer.get()).map_err(|error| Failure {
@@ -115,7 +115,7 @@ impl RemoteNode {
         })
     }
 
-    /// Not generic, so that it is compiled once for all commands.
+    /// This function is not generic, so that it is compiled once for all commands.
     async fn exchange(
         &self,
         (name, time): (&str, AnswerTime),
@@ -142,7 +142,7 @@ impl RemoteNode {
                     Ok(Line::Progress(document)) => progress(document),
                     Ok(Line::Result(document)) => return Ok(document.to_owned()),
                     Ok(Line::Failure(failure)) => return Err(failure),
-                    // A later version may send lines that this version does not know.
+                    // A daemon of a later version may send lines that this client does not know. They are ignored.
                     Err(_) => {}
                 }
             }
@@ -161,7 +161,7 @@ impl RemoteNode {
                     if !answers && time == AnswerTime::WhileAlive {
                         return Err(self.failed(name, CallError::Silent));
                     }
-                    // A silent stream of events is normal if the daemon answers the probe.
+                    // A stream of events may be silent. Its silence is reported only if the daemon does not answer.
                     let is_news = !(answers && name == EventsRequest::NAME);
                     if is_news && !is_noted {
                         note(&self.silence(name, answers));
@@ -210,7 +210,7 @@ impl RemoteNode {
 
     /// Connects, sends a request and waits for the head of the answer.
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, CallError> {
-        // A socket without a listener is another error than a broken call.
+        // A failed connect has an error of its own, so that a missing daemon is not reported as a broken call.
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let exchange = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
@@ -222,7 +222,7 @@ impl RemoteNode {
         let answer = self.in_time(exchange).await?.map_err(|error| {
             if error.is_parse() { CallError::NotOurs } else { CallError::Unanswered(error.to_string()) }
         })?;
-        // A listener sends these statuses before the routes, so the header is missing.
+        // The daemon's listener answers with these statuses before a route adds the version header.
         let is_ours = answer.headers().contains_key(VERSION.0)
             || matches!(
                 answer.status(),
@@ -240,7 +240,7 @@ impl RemoteNode {
     }
 }
 
-/// The hint for a failed connection to a socket. `is_down`: the hint if the process does not run.
+/// Returns the hint for a failed connection to a socket. `is_down` is the hint if no process listens on the socket.
 pub fn socket_hint(error: &io::Error, is_down: &'static str) -> &'static str {
     match error.kind() {
         io::ErrorKind::PermissionDenied => {

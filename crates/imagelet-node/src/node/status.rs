@@ -13,7 +13,7 @@ use crate::{
     failure::Failure,
 };
 
-/// How long `status` waits for the runtime. A command's timeout is longer, so the reply can name the silent part.
+/// How long `status` waits for the runtime. A command's timeout is longer, so that the reply can name a silent runtime.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
 #[async_trait]
@@ -40,7 +40,7 @@ impl Command for StatusRequest {
                 (None, listed)
             }
             Err(_) => {
-                // A store lists its images at once, so the silent part is the runtime that lists containers.
+                // An embedded store lists its images at once, so the containers' runtime is the silent part.
                 problems.push(match &images.settings().images.backend {
                     Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => silence(endpoint),
                     _ => silence(&place.backend),

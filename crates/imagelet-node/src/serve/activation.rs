@@ -7,7 +7,7 @@ use crate::{config::variable, failure::Failure};
 
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
-/// The inherited socket; `None`: this process inherited no socket.
+/// The socket that this process inherited from a service manager. `None`: it inherited no socket.
 pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
     let names = variable("LISTEN_FDNAMES").unwrap_or_default();
     let mut inherited = ListenFd::from_env();
@@ -24,7 +24,7 @@ pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
     UnixListener::from_std(listener).map(Some).map_err(failed)
 }
 
-/// The index of imagelet's socket: the first one with a name in `NAMES`, else the first one.
+/// The index of imagelet's socket: the first socket with a name in `NAMES`, else the first socket.
 fn chosen(names: &str) -> usize {
     names.split(':').position(|name| NAMES.contains(&name)).unwrap_or(0)
 }

@@ -13,17 +13,17 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// Timeout of the runtime. After it, the last answer is repeated: a kubelet does not start without an answer.
+/// How long a call waits for the runtime. After it, the last answer is repeated: a kubelet needs an answer to start.
 const ANSWER_MAX: Duration = Duration::from_secs(2);
-/// How long an answer is cached: a kubelet calls with each round of statistics, and each call measures the store.
+/// How long an answer is cached. A kubelet calls for each round of statistics, and each call measures the store.
 const FRESH: Duration = Duration::from_secs(1);
-/// How long the last answer is repeated for a silent runtime: a kubelet must not decide by old figures.
+/// How long a silent runtime's last answer is repeated. Then calls fail: a kubelet must not decide by old figures.
 const SILENCE_MAX: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]
 pub(super) struct FilesystemAnswers {
     state: Mutex<Answered>,
-    /// A directory that exists during the daemon's whole run.
+    /// The directory that is reported before the first answer. It exists during the daemon's whole run.
     place: PathBuf,
 }
 
@@ -31,7 +31,7 @@ pub(super) struct FilesystemAnswers {
 struct Answered {
     last: Option<ImageFilesystems>,
     fresh_until: Option<Instant>,
-    /// Time of the first unanswered call since the last answered one.
+    /// Time of the first failed call since the last successful call.
     silent_since: Option<Instant>,
 }
 
@@ -44,7 +44,7 @@ impl FilesystemAnswers {
         locked(&self.state).fresh_until = None;
     }
 
-    /// The last answer, or file systems without images.
+    /// The last answer of the runtime. Before the first answer, file systems without images.
     pub(super) fn last(&self) -> ImageFilesystems {
         let known = locked(&self.state).last.clone();
         known.unwrap_or_else(|| {
@@ -53,7 +53,7 @@ impl FilesystemAnswers {
         })
     }
 
-    /// Calls `ask`, the runtime, if the cached answer has expired. Fails if the runtime was silent for [`SILENCE_MAX`].
+    /// Calls the runtime by `ask` if the cached answer has expired. Fails after [`SILENCE_MAX`] without an answer.
     pub(super) async fn answer(
         &self,
         ask: impl Future<Output = Result<ImageFilesystems, RuntimeError>>,

@@ -1,9 +1,10 @@
 //! Serves the node's images over CRI, with the same parts as commands.
 //!
 //! A pull runs through the manager: equal requests share a pull, registries with an open circuit are skipped, and the
-//! pull is recorded. It waits in the queue only with `limitPulls`, because a kubelet has its own limits. The credential
-//! of a call serves only its pull. Operator pins are reported as pins of the runtime, so that a kubelet keeps the
-//! images. A removal over CRI also removes a pinned image, with an event, and an image in use only with `removeInUse`.
+//! pull is recorded. Only with `limitPulls` a pull waits in the queue, because a kubelet has its own limits. The
+//! credential of a call is used only for its pull. Operator pins are reported as pins of the runtime, so that a kubelet
+//! keeps the images. A removal over CRI removes a pinned image and records an event. It removes an image in use only
+//! with `removeInUse`.
 
 use std::{path::PathBuf, time::SystemTime};
 
@@ -37,13 +38,13 @@ impl ServedImages {
         Self { start, filesystems: FilesystemAnswers::new(place) }
     }
 
-    /// The registry is always contacted, even for a digest, because the registry may have revoked a credential.
+    /// Each pull contacts the registry, even for a digest, because the registry may have revoked the credential.
     fn request(asked: &PullRequest, is_embedded: bool, callers: CriCallers) -> EnsureRequest {
         // An embedded store does not read the pod and its annotations. Without them, more requests share a pull.
         let mut pull = asked.clone();
         if is_embedded {
             (pull.encoded_pod, pull.image.annotations) = (None, Vec::new());
-            // The forms of one name share a pull. A runtime resolves short names itself.
+            // A short name is completed, so that all forms of a name share a pull. A runtime completes names itself.
             if let Ok(reference) = pull.image.image.parse::<Reference>() {
                 pull.image.image = reference.canonical().to_string();
             }
@@ -56,10 +57,10 @@ impl ServedImages {
         }
     }
 
-    /// Removes a damaged image, which is not listed. An absent image is a success.
+    /// Removes a damaged image, which the store does not list. If the image is absent, the removal succeeds.
     async fn remove_unlisted(images: &Images, spec: &ImageSpec) -> Result<(), RuntimeError> {
         let damaged = match images.local() {
-            // By id, because an image with this name may arrive at any moment.
+            // The image is removed by id, because a pull may add another image with this name at any moment.
             Some(store) => store.damaged(&spec.image).map(|id| ImageSpec::new(id.as_str())),
             None => Some(spec.clone()),
         };
@@ -77,7 +78,7 @@ impl ImageService for ServedImages {
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         let Images { runtime, inventory, .. } = &self.start.daemon().await?.node.pulls.images;
-        // A caller that sees the image may start a container from it.
+        // A client that sees the image may start a container from it, so the image gets a lease.
         let key = |found: &Option<Image>| found.as_ref().map(Image::key);
         let mut image = inventory.leased("", SystemTime::now(), || runtime.usable(spec), key).await?;
         if let Some(image) = &mut image {
@@ -115,7 +116,7 @@ impl ImageService for ServedImages {
         let node = &self.start.daemon().await?.node;
         let images = &node.pulls.images;
         let used = if images.settings().interfaces.callers.remove_in_use { UsedImages::Go } else { UsedImages::Stay };
-        // Later requests for the image wait for the end of the removal.
+        // Requests for the image that arrive during the removal wait for its end.
         let removed = node.collection.gc.remove_ordered(spec, used, SystemTime::now()).await;
         let Some(image) = removed? else {
             return Self::remove_unlisted(images, spec).await;

@@ -14,7 +14,7 @@ use crate::{
 pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, access: &HttpAccess) {
     let checked = async {
         let new = new?;
-        // All checks precede the first change. The providers check themselves before they change.
+        // All checks precede the first change. `configure_providers` checks the providers before it replaces them.
         let policy = access.next(&new.interfaces.http)?;
         wiring::configure_providers(&node.pulls.providers, &new).await?;
         Ok::<_, Failure>((new, policy))
@@ -27,7 +27,7 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
         }
     };
     let old = node.pulls.images.settings();
-    // The registry clients share the old rules, so the new rules replace their content.
+    // The registry clients hold the old rules, so the content of the old rules is replaced.
     let new_rules =
         std::mem::replace(&mut new.images.registry.proxies.rules, old.images.registry.proxies.rules.clone());
     old.images.registry.proxies.rules.replace(&new_rules);
@@ -39,20 +39,20 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
     }
     let keyring = &node.pulls.images.keyring;
     keyring.replace(wiring::keyring(&new, Role::Daemon)).await;
-    // The new keyring is read now, so that errors are logged now.
+    // The keyring reads its files now, so that the reload logs their errors.
     keyring.keyring().await;
     access.replace(policy);
     node.apply(new);
     tracing::info!("configuration reloaded");
 }
 
-/// Keeps the running value of each setting that needs a restart, and returns the names of the changed ones.
+/// Keeps the running value of each setting that needs a restart. Also returns the names of the changed settings.
 fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
-    // Without `..`, so that the compiler demands a decision on each new group.
+    // The pattern has no `..`, so that the compiler demands a decision on each new group of settings.
     let Settings { collection, pulls, records, interfaces, images, node, credentials: _, environment: _ } = running;
     let (mut new, mut waiting) = (new, Vec::new());
     if keep(&mut waiting, "compatibility", &mut new.pulls.node_policy, &pulls.node_policy) {
-        // `compatibility` also decides these values, through the defaults of their keys.
+        // The defaults of these values depend on `compatibility`, so their running values are kept too.
         let GcPolicy { bytes, age_min, age_max, .. } = new.collection.policy;
         new.collection.policy = GcPolicy { bytes, age_min, age_max, ..collection.policy };
         (new.collection.for_pulls, new.collection.lease_for) = (collection.for_pulls, collection.lease_for);
@@ -67,7 +67,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
         keep(&mut waiting, "importFolder", &mut new.images.import_folder, &images.import_folder);
     }
     if matches!(images.backend, Backend::Cri(_)) {
-        // Imports keep the value from the start.
+        // Imports into a runtime use the sandbox images that the daemon read at its start.
         keep(&mut waiting, "sandboxImage", &mut new.images.sandbox_images, &images.sandbox_images);
     }
     keep(&mut waiting, "imageService.pinnedImages", &mut new.images.pinned, &images.pinned);
@@ -83,7 +83,7 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     (new, waiting)
 }
 
-/// Keeps the running value. If the new value differs, adds the name to `waiting` and returns `true`.
+/// Keeps the running value. If the new value differs, adds the name of the setting to `waiting` and returns `true`.
 fn keep<T: Clone + PartialEq>(waiting: &mut Vec<&'static str>, name: &'static str, new: &mut T, running: &T) -> bool {
     let differs = new != running;
     if differs {

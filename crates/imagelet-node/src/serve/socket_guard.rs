@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// The drop removes the socket, unless another process has replaced it.
+/// Removes the file of the socket when it is dropped, but keeps the file if another process has replaced it.
 #[derive(Debug)]
 pub(super) struct SocketGuard {
     path: PathBuf,

@@ -13,7 +13,7 @@ use tower::ServiceExt as _;
 
 use crate::{failure::Failure, node::Daemon};
 
-/// How long a call waits for the start. A start takes a fraction of a second.
+/// How long a call waits for the start of the daemon, which takes a fraction of a second.
 const START_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ pub(super) struct Started {
     pub(super) api: Router,
 }
 
-/// The daemon, once its node is open.
+/// The started daemon. The value is set once the daemon's node is open.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Start(pub(super) Arc<SetOnce<Started>>);
 

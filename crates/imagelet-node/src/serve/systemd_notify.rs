@@ -11,7 +11,7 @@ pub(super) fn ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// [`ready`] reports the end of the reload.
+/// Reports the start of a reload to systemd. [`ready`] reports its end.
 pub(super) fn reloading() {
     match NotifyState::monotonic_usec_now() {
         Ok(now) => notify(&[NotifyState::Reloading, now, NotifyState::Status("reading the configuration")]),
@@ -23,7 +23,7 @@ pub(super) fn stopping() {
     notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
 }
 
-/// Notifies systemd at half of its watchdog interval, from a task on the same threads as the work.
+/// Notifies systemd at half of its watchdog interval. If the work blocks its threads, it also blocks this task.
 pub(super) async fn watchdog(stop: CancellationToken) {
     let Some(limit) = sd_notify::watchdog_enabled() else { return };
     let mut clock = tokio::time::interval((limit / 2).max(Duration::from_millis(1)));

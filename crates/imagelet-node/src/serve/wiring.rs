@@ -50,14 +50,14 @@ use crate::{
 /// The kubelet's root directory, where the kubelet first searches for a docker configuration.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
-/// Timeout of a credential helper, which may ask the user; equal to the default of credential providers.
+/// Timeout of a credential helper, which may prompt the user. The default for credential providers is the same.
 pub const HELPER_MAX: Duration = Duration::from_mins(1);
 const RECOVER_MAX: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     Daemon,
-    /// One command. Pulls are not queued, and an unreachable registry is reported at once.
+    /// A process that runs one command. Its pulls are not queued, and it reports an unreachable registry at once.
     Command,
 }
 
@@ -67,7 +67,7 @@ pub struct StoreAccess {
     pub lock_wait: Duration,
 }
 
-/// Opens stores and state, and joins them. A daemon waits for the store's lock, and at most 0.5 s for a runtime.
+/// Opens the store or runtime and its state as a node. Waits for the store's lock, and up to 0.5 s for a runtime.
 pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> Result<Arc<LocalNode>, Failure> {
     let metrics = Arc::new(Metrics::new());
     declare_metrics(&metrics);
@@ -129,7 +129,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
 }
 
 struct OpenBackend {
-    /// Pinned names and metrics are added later.
+    /// `open_images` adds the pinned names and the metrics.
     runtime: RuntimeManager,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
@@ -146,7 +146,7 @@ async fn open_images(
 ) -> Result<(Images, Arc<PullRecords>), Failure> {
     let runtime = RuntimeManager { pinned: Arc::new(settings.images.pinned.clone()), ..backend.runtime };
     let (runtime, is_embedded) = (runtime.measured(Arc::clone(metrics)), backend.engine.is_some());
-    // If the store is read-only, so is the inventory. If the store is writable, this process owns both.
+    // The inventory is read-only if the store is. The owner of a writable store also owns its inventory.
     let is_read_only = match &backend.engine {
         Some(engine) => engine.check_writable().is_err(),
         None => is_on_read_only_disk(&backend.state),
@@ -159,9 +159,9 @@ async fn open_images(
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
-    // Only this process pulls into an embedded store, so an interrupted pull does not continue.
+    // Only this process pulls into an embedded store, so no other process continues an interrupted pull.
     let is_alone = is_embedded && settings.pulls.node_policy.access.resolves_interrupted_pulls;
-    // A command beside a runtime has one pull, so it does not wait for a list.
+    // A command on a runtime waits for the image list only if an interrupted pull has left an intent.
     let is_due = !is_read_only && (is_embedded || role == Role::Daemon || records.has_open_intents());
     if is_due {
         let recovered = tokio::time::timeout(RECOVER_MAX, recover(&runtime, &records, is_alone)).await;
@@ -232,7 +232,7 @@ async fn open_store(
     let engine = Engine::open_telling(config, &report).await?;
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
-        // The runtime may start later. Only requests for uses of images wait for the runtime.
+        // The runtime may start after the daemon. Only requests for the uses of images wait for the runtime.
         let runtime = RemoteContainerService::lazy(&parse_endpoint(endpoint)?, *timeout)?
             .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
         containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
@@ -255,12 +255,12 @@ async fn open_runtime(
 ) -> Result<OpenBackend, Failure> {
     let timeout = settings.node.request_timeout;
     let address = parse_endpoint(&runtime.endpoint)?;
-    // Lists are streamed, so that no list exceeds the message limit. A runtime without streams rejects streaming once.
+    // Lists are streamed, so that no list exceeds the message limit. A runtime without streams rejects only one call.
     let streams = settings.pulls.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
     let (mut uses_known, mut imports) = (true, None);
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
-        // A daemon may start before its runtime.
+        // A daemon may start before its runtime, so it connects with the first call.
         Role::Daemon => {
             let containers = RemoteContainerService::lazy(&address, timeout)?.streaming_lists(streams);
             let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
@@ -286,7 +286,7 @@ async fn open_runtime(
             imports = Some((Arc::clone(&images), site));
             (images, Arc::new(containers))
         }
-        // No imports: a command has only one pull, and a daemon may own the staging folder.
+        // A command does not import: it has only one pull, and a daemon may own the staging folder.
         Role::Command => {
             let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
             match RemoteContainerService::connect(&address, timeout).await {
@@ -299,9 +299,9 @@ async fn open_runtime(
             }
         }
     };
-    // containerd serves its own API on the same socket, whether or not pulls are imported.
+    // containerd serves its own API and CRI on one socket, so this client needs no further address.
     let (containerd, cri) = (ContainerdClient::new(address.path()), Arc::clone(&images));
-    // Two runtimes on one machine have separate state.
+    // The folder is named by a digest of the socket, so that two runtimes on one machine have separate state.
     let folder = Digest::of(address.path().as_os_str().as_encoded_bytes());
     Ok(OpenBackend {
         runtime: RuntimeManager {
@@ -318,7 +318,7 @@ async fn open_runtime(
     })
 }
 
-/// The file systems that a runtime reports, for a caller without a node.
+/// The file systems that a runtime reports, for a program that has opened no node.
 pub async fn runtime_filesystems(runtime: &RuntimeSettings, timeout: Duration) -> Result<ImageFilesystems, Failure> {
     let images = RemoteImageService::connect(&parse_endpoint(&runtime.endpoint)?, timeout).await?;
     Ok(images.filesystem().await?)
@@ -330,10 +330,10 @@ pub fn parse_endpoint(endpoint: &str) -> Result<Endpoint, Failure> {
     })
 }
 
-/// The flag: the inventory is empty, so this is the first start on the node.
+/// The inventory, the pull records, and whether the inventory is empty, as at the first start on a node.
 type OpenState = (Arc<Inventory>, Arc<PullRecords>, bool);
 
-/// Opens the state. A read-only state is never written, and changes are lost at the end of the process.
+/// Opens the inventory and the pull records. If they are read-only, changes are lost at the end of the process.
 fn open_state(
     runtime: RuntimeManager,
     directory: &Path,
@@ -350,7 +350,7 @@ fn open_state(
     let inventory = inventory.forgetful(!settings.pulls.node_policy.inventory.remembers_absent_images);
     let first_run_adopts = !is_read_only && inventory.remembers_nothing();
     if first_run_adopts {
-        // A kubelet or an earlier run of imagelet may have left pull records.
+        // A kubelet or an earlier run of imagelet may have left pull records, whose images are adopted.
         let kubelet = settings.collection.adopt_from.as_deref().filter(|_| adopts);
         for root in kubelet.into_iter().chain([directory]) {
             take_over(&inventory, root);
@@ -380,7 +380,7 @@ fn take_over(inventory: &Inventory, root: &Path) {
     }
 }
 
-/// The audit log. A disabled or read-only log can still be read.
+/// Opens the audit log. If the log is disabled or read-only, its records can still be read.
 fn audit_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
     let directory = state.join("decisions");
     match settings.collection.decisions_max {
@@ -395,13 +395,13 @@ fn is_on_read_only_disk(directory: &Path) -> bool {
     found.is_some_and(|stat| stat.f_flag.contains(rustix::fs::StatVfsMountFlags::RDONLY))
 }
 
-/// Resolves the intents of interrupted pulls: their images need a credential check. Records preloaded images.
+/// Resolves the intents of interrupted pulls, whose images then need a credential check. Also records preloaded images.
 async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone: bool) {
     let mark = records.mark(SystemTime::now());
     let images = match runtime.list(None).await {
         Ok(images) => images,
         Err(error) => {
-            // Without intents, a collection looks for preloaded images later.
+            // If no intent is open, a later collection looks for preloaded images.
             if records.has_open_intents() {
                 tracing::warn!(error = error.chain(), "could not compare the pull records with the images");
             }
@@ -429,12 +429,12 @@ async fn recover(runtime: &RuntimeManager, records: &Arc<PullRecords>, is_alone:
 fn pull_settings(settings: &Settings, role: Role) -> PullSettings {
     match role {
         Role::Daemon => settings.pulls,
-        // The daemon's pull settings do not apply. An interrupted command must also stop its pull.
+        // An interrupted command must also stop its pull, so the pull settings of the daemon do not apply.
         Role::Command => PullSettings { node_policy: settings.pulls.node_policy, ..PullSettings::default() },
     }
 }
 
-/// `has_kubelet`: the node's kubelet may pull without this program.
+/// The settings of the pull records. `has_kubelet`: the node's kubelet may pull into the runtime without imagelet.
 fn records_settings(settings: &Settings, has_kubelet: bool) -> Option<RecordsSettings> {
     let guard = if settings.pulls.node_policy.access.intents_guard_images { Guard::Image } else { Guard::Spelling };
     Some(RecordsSettings {
@@ -458,7 +458,7 @@ pub(super) fn keyring(settings: &Settings, role: Role) -> NodeKeyring {
     keyring.running_helpers(variables.clone(), HELPER_MAX)
 }
 
-/// The node's credentials for a repository in the order of a pull, and the failures of the helper and the providers.
+/// The node's credentials for a repository, in the order in which a pull tries them, and the failures of their sources.
 pub async fn node_credentials(settings: &Settings, repository: &str) -> Result<Provided, Failure> {
     let node = keyring(settings, Role::Command);
     let (of_helper, problem) = node.ask_helper(repository).await;

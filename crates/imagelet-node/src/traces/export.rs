@@ -28,19 +28,19 @@ use crate::failure::Failure;
 const BATCH_MAX: usize = 512;
 /// Spans that arrive within this time are sent together.
 const BATCH_WAIT: Duration = Duration::from_millis(500);
-/// Timeout of a batch. After it, the batch is lost.
+/// Timeout for the export of a batch. After it, the spans of the batch are lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// One warning for this many batches that fail in a row.
+/// While batches fail in a row, one of this many is logged as a warning.
 const WARN_EVERY: u64 = 60;
 const HTTP_PATH: &str = "/v1/traces";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TraceTarget {
-    /// `HOST:PORT`, gRPC without TLS.
+    /// The `HOST:PORT` of a collector that reads gRPC without TLS.
     Grpc(String),
-    /// A unix socket, gRPC.
+    /// The path of the unix socket of a collector that reads gRPC.
     GrpcSocket(PathBuf),
-    /// `HOST:PORT`, protobuf over HTTP.
+    /// The `HOST:PORT` of a collector that reads protobuf over HTTP.
     Http(String),
 }
 
@@ -51,7 +51,7 @@ enum Exporter {
     Grpc(TraceServiceClient<Channel>),
 }
 
-/// Exports until the sender is dropped and the queue is empty.
+/// Exports the received spans until the sender is dropped and the queue is empty.
 pub(super) async fn run(spans: mpsc::Receiver<SpanData>, target: TraceTarget, metrics: Arc<Metrics>) {
     let mut failed = 0u64;
     let resource = resource();

@@ -56,7 +56,7 @@ pub(crate) static SPANS: Family = Family {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceSettings {
     pub target: TraceTarget,
-    /// Sampled requests in a million, if the caller sends no trace. Otherwise the trace of the caller decides.
+    /// How many requests in a million are sampled. If the caller sends a trace, the flag of the trace decides instead.
     pub rate_per_million: u32,
 }
 
@@ -66,7 +66,7 @@ pub struct Tracer(Option<Arc<SpanSink>>);
 
 #[derive(Debug)]
 struct SpanSink {
-    /// The export task. It ends once the sender is dropped and the queue is empty.
+    /// The queue and the export task, which ends once the queue is closed and empty. `None`: the tracer is closed.
     export: Mutex<Option<(mpsc::Sender<SpanData>, JoinHandle<()>)>>,
     metrics: Arc<Metrics>,
     rate_per_million: u32,
@@ -81,7 +81,7 @@ impl RequestTrace {
         Self(span.map(|span| (Arc::clone(&span.sink), span.context(), span.span.start_time)))
     }
 
-    /// Creates the spans of a pull from its progress, when the last clone of the watcher is dropped.
+    /// Returns a watcher that creates the spans of a pull from its progress, when its last clone is dropped.
     pub fn watch(&self, image: &str, watcher: PullWatcher) -> PullWatcher {
         let Some((sink, request, asked_at)) = self.0.clone() else { return watcher };
         let image = shown_name(image).into_owned();
@@ -94,7 +94,7 @@ impl RequestTrace {
 }
 
 impl Tracer {
-    /// Exports in a separate task, until [`Self::close`] or until the last clone is dropped.
+    /// Starts a task that exports spans until [`Self::close`], or until the last clone of the tracer is dropped.
     pub fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
         let Some(settings) = settings else { return Self::default() };
         let (queue, spans) = mpsc::channel(QUEUE_MAX);
@@ -103,7 +103,7 @@ impl Tracer {
         Self(Some(Arc::new(SpanSink { export, metrics: Arc::clone(metrics), rate_per_million })))
     }
 
-    /// Exports the queued spans and ends. Later spans are dropped.
+    /// Exports the queued spans and ends the export task. Spans that end later are dropped.
     pub async fn close(&self) {
         let Some(sink) = &self.0 else { return };
         let Some((queue, export)) = locked(&sink.export).take() else { return };
@@ -113,7 +113,7 @@ impl Tracer {
         }
     }
 
-    /// Runs a request for an image as a span, below the span of its CRI call.
+    /// Runs `work`, a request for an image, in a span below the span of its CRI call.
     pub async fn ensure<T, F: Future<Output = Result<T, EnsureError>>>(
         &self,
         image: &str,
@@ -128,7 +128,7 @@ impl Tracer {
         outcome
     }
 
-    /// Runs a request for all images of a pod as a span. The span fails with the first failed image.
+    /// Runs `work`, a request for all images of a pod, in a span. The span has the failure of the first failed image.
     pub async fn ensure_pod<F: Future<Output = Vec<PodOutcome>>>(
         &self,
         pod: &str,
@@ -150,7 +150,7 @@ impl Tracer {
 }
 
 impl SpanSink {
-    /// The span of a request; `None`: the request is not sampled.
+    /// Creates the span of a request. `None`: the request is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
         let (trace, parent, is_sampled) = if let Some(caller) = imagelet_runtime::cri::current_trace() {
             (TraceId::from_bytes(caller.trace), SpanId::from_bytes(caller.span), caller.is_sampled)
@@ -174,7 +174,7 @@ impl SpanSink {
     }
 }
 
-/// A running span. Its drop sends it: as cancelled, unless its end is set.
+/// A running span. The drop sends the span to the export. A span whose end is not set is sent as cancelled.
 #[derive(Debug)]
 struct OpenSpan {
     sink: Arc<SpanSink>,
@@ -213,7 +213,7 @@ impl OpenSpan {
         self.span.attributes.extend(attributes);
     }
 
-    /// Ends the span with the class and stage of a failure, without the text, which may come from outside.
+    /// Ends the span with the class and stage of a failure. The text is omitted, because a registry may have sent it.
     fn end_at(mut self, fault: Option<Fault>) {
         if let Some(fault) = &fault {
             self.add([
@@ -237,7 +237,7 @@ impl Drop for OpenSpan {
         if self.ended.is_none() {
             span.status = Status::error("Cancelled");
         }
-        // A full queue must not delay a pull, so the span is dropped.
+        // A pull must not wait for space in the queue, so the span is dropped if the queue is full.
         if locked(&self.sink.export).as_ref().is_none_or(|(queue, _)| queue.try_send(span).is_err()) {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
         }

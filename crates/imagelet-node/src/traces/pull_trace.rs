@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use super::{OpenSpan, SpanSink};
 
-/// The progress of a pull that a request has received. A drop before the end of the pull ends open spans as cancelled.
+/// The progress of a pull for one request. The drop creates the spans; spans of an unfinished pull end as cancelled.
 #[derive(Debug)]
 pub(super) struct PullTrace {
     pub(super) sink: Arc<SpanSink>,
@@ -22,7 +22,7 @@ pub(super) struct PullTrace {
 }
 
 impl PullTrace {
-    /// A span that ends at `ended`, or when it is dropped.
+    /// Creates a span that ends at `ended`. `None`: the span ends when it is dropped.
     fn span(&self, above: &SpanContext, name: &'static str, began: Instant, ended: Option<Instant>) -> OpenSpan {
         let mut span = self.sink.below(above, name);
         span.span.start_time = time_of(began);
@@ -73,7 +73,7 @@ impl Drop for PullTrace {
         match progress.times.end {
             Some((at, PullEnd::Pulled)) => pull.ended = Some(time_of(at)),
             Some((_, PullEnd::Failed(error))) => pull.end_at(Some(error.fault())),
-            // The open span ends as cancelled.
+            // The drop of `pull` ends its span as cancelled.
             Some((_, PullEnd::Cancelled)) | None => {}
         }
     }

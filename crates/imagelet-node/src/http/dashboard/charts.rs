@@ -12,17 +12,17 @@ use crate::{
     durations::milliseconds,
 };
 
-/// Images with a separate tile; the smaller images share one tile.
+/// Limit of the images with a tile of their own. All smaller images share one tile.
 const TILES_MAX: usize = 48;
 /// Gap between tiles, and the space around a label.
 const GAP: f64 = 2.0;
 /// Width of a letter, and height of a line.
 const LETTER: f64 = 7.6;
 const LINE: f64 = 16.0;
-/// A name of which fewer letters fit is omitted.
+/// The fewest letters of a shortened name. If fewer letters fit, the name is omitted.
 const NAME_MIN: usize = 6;
 
-/// Usage over time with both thresholds; empty with fewer than two samples.
+/// The chart of the disk usage over time, with both thresholds. With fewer than two samples, the chart is empty.
 pub(super) fn usage(disk: &Disk) -> Markup {
     const WIDTH: f64 = 600.0;
     const HEIGHT: f64 = 160.0;
@@ -84,7 +84,7 @@ pub(super) fn share_bar(disk: &Disk) -> Markup {
     }
 }
 
-/// A map of images by their unshared bytes if known, else by their listed sizes.
+/// A map of images. The area of an image is its unshared bytes if they are known, else its listed size.
 pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &str) -> Markup {
     let weight = |row: &ImageRow| row.unique.unwrap_or(row.size);
     let mut rows: Vec<&ImageRow> = images.iter().filter(|row| weight(row) > 0).collect();
@@ -115,7 +115,7 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
     }
 }
 
-/// The class of a row: `in-use`, `pinned` or `unused`.
+/// The CSS class of a row: `in-use`, `pinned` or `unused`.
 pub(super) fn state(row: &ImageRow) -> &'static str {
     match (row.in_use_by.is_empty(), row.pinned_by.is_empty()) {
         (false, _) => "in-use",
@@ -132,7 +132,7 @@ fn rectangle(tile: &Tile) -> Markup {
     }
 }
 
-/// The name, cut to the width of the tile, and below it the size if the whole size fits.
+/// The label of a tile: the name, cut to the width of the tile, and below it the size if the size fits.
 fn label(tile: &Tile, name: &str, size: &str) -> Markup {
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "letters and lines of a tile")]
     let (letters, fit) =
@@ -160,7 +160,7 @@ fn cut(text: &str, letters: usize) -> String {
     text.chars().take(kept - end).chain(['…']).chain(text.chars().skip(length - end)).collect()
 }
 
-/// `web:v1` of `registry.example/team/web:v1`.
+/// The last part of an image name: `web:v1` of `registry.example/team/web:v1`.
 fn last_part(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }

@@ -18,15 +18,15 @@ use crate::{
     node::{Why, WhyHappening, WhyImage},
 };
 
-/// Limit of rows of a plan; the API returns more.
+/// Limit of the rows of a plan on the page. The API returns more rows.
 const ROWS_MAX: usize = 300;
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PlanForm {
-    /// A size as users type it; empty for the thresholds.
+    /// The size to free, as the user types it. Empty: the plan is for the thresholds.
     pub(super) free: String,
-    /// `Some` if the box is checked.
+    /// `Some`: the user has checked the box for all unused images.
     pub(super) all_unused: Option<String>,
 }
 

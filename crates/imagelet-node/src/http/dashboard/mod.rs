@@ -30,11 +30,11 @@ use page::Overview;
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
 const ICON: &str = include_str!("icon.svg");
-/// A section that takes longer or fails is omitted, with a note.
+/// Timeout of the request for a section. After it, the page has a note instead of the section.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
-/// Points of the chart: one for each two pixels of a wide screen.
+/// Limit of the points in the chart of the usage: one for each two pixels of a wide screen.
 const SAMPLES_MAX: u64 = 480;
-/// Rows of the last decisions; `/api/v1/decisions` returns more.
+/// Limit of the last decisions on the page. `/api/v1/decisions` returns more.
 const DECISIONS: u64 = 30;
 
 pub(super) fn add(router: Router<Daemon>) -> Router<Daemon> {

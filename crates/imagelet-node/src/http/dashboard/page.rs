@@ -16,19 +16,19 @@ use crate::{
 
 use Column::{Number, Text};
 
-/// Limit of rows in the list of images; the API returns all.
+/// Limit of the rows in the list of images. The API returns all images.
 const IMAGES_MAX: usize = 200;
 
 #[derive(Debug, Default)]
 pub(super) struct Overview {
-    /// `store DIR` or `runtime URI`.
+    /// The text `store DIR` or `runtime URI`.
     pub(super) backend: String,
-    /// `None`, here and below: the request failed. `problems` has the reason.
+    /// `None` in this field and the next three: the request for the section failed, and `problems` has the reason.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
     pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
-    /// The reasons of the omitted sections.
+    /// The reasons why sections are omitted.
     pub(super) problems: Vec<String>,
 }
 
@@ -78,12 +78,12 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
     page("Overview", &model.backend, &content)
 }
 
-/// Without an answer the content is empty, so that the section is hidden.
+/// The content of a section. Without an answer the content is empty, so that the section is hidden.
 fn known<T>(answer: Option<&T>, content: impl FnOnce(&T) -> Markup) -> Markup {
     answer.map_or_else(|| html! {}, content)
 }
 
-/// The script replaces a section with its newer version.
+/// A section of the page. The script of the page replaces the section with a newer version.
 fn section(id: &str, title: &str, content: &Markup) -> Markup {
     html! {
         section id=(id) aria-labelledby=(format!("{id}-title")) data-refresh hidden[content.0.is_empty()] {
@@ -99,7 +99,7 @@ pub(super) enum Column {
     Number(&'static str),
 }
 
-/// Each cell has the name of its column, for narrow screens.
+/// A table. Each cell also has the name of its column, for narrow screens.
 pub(super) fn table<const N: usize>(columns: [Column; N], rows: impl IntoIterator<Item = [Markup; N]>) -> Markup {
     html! {
         table {
@@ -142,7 +142,7 @@ fn disk(disk: &Disk) -> Markup {
     }
 }
 
-/// The script adds the rows. Both parts are hidden until the script follows the pulls.
+/// The text and the table for running pulls. The script adds the rows, and both are hidden until it follows the pulls.
 fn pulls() -> Markup {
     html! {
         p .empty #no-pulls hidden { "No pull is running." }
@@ -197,7 +197,7 @@ fn decisions(decisions: &[DecisionRow], now: Timestamp) -> Markup {
             html! { (happening.at.as_ref().map_or_else(String::new, |at| ago(at, now))) },
             html! { (happening.what) },
             html! {
-                // A pattern of a pin has no page.
+                // The pattern of a pin has no page of its own, so it is no link.
                 @if row.id.is_empty() && name.contains(['*', '?']) { (name) }
                 @else { a href=(image_href(target)) { (name) } }
             },

@@ -38,7 +38,7 @@ pub(super) fn tiles(sizes: &[u64], width: f64, height: f64) -> Vec<Tile> {
     laid
 }
 
-/// The largest side ratio among the tiles of a row along `side`.
+/// The largest ratio of sides among the tiles of a row. `side` is the length of the row.
 fn worst_ratio(row: &[f64], side: f64) -> f64 {
     let sum: f64 = row.iter().sum();
     let thickness = sum / side;

@@ -23,7 +23,7 @@ use crate::{
     node::{AnswerTime, Command},
 };
 
-/// Limit of the removed images that an event names.
+/// Limit of the image names in an event about removed images.
 const NAMED_MAX: usize = 10;
 
 #[async_trait]
@@ -41,13 +41,13 @@ impl Command for CollectRequest {
             return Err(Failure::new("Unsupported", message));
         }
         let request = gc_request(&self, &images.settings())?;
-        // A daemon adopts images in its periodic pass.
+        // A daemon adopts images in its periodic pass, and a command without a daemon adopts them now.
         if !images.place.is_daemon
             && let Ok(snapshot) = images.refresh().await
         {
             images.adopt(&snapshot).await;
             if !self.dry_run && snapshot.misses_containers() {
-                // Missing containers count as ended only after a wait. A cancel during the wait changes nothing.
+                // A restarting runtime lists few containers, so a missing one counts as ended only after a wait.
                 let wait = VANISHED_WAIT + Duration::from_secs(1);
                 let (backend, seconds) = (&images.place.backend, wait.as_secs());
                 let why = "lists fewer containers than before, as a runtime that restarts does";
@@ -71,13 +71,13 @@ impl Collection {
         self.images.settings().collection.mode == CollectionMode::Shadow
     }
 
-    /// Plans a collection, and records and logs nothing.
+    /// Plans a collection. The plan is neither recorded nor logged.
     pub(crate) async fn plan(&self, goal: GcGoal) -> Result<GcReport, GcError> {
         let request = GcRequest { policy: self.images.settings().collection.policy, goal, dry_run: true };
         self.gc.run(&request, SystemTime::now()).with_subscriber(NoSubscriber::new()).await
     }
 
-    /// Collects, and removes the state of absent images. Shadow mode only reports the images to remove.
+    /// Runs a collection that `by` requested. In shadow mode, the collection only plans and records the removals.
     pub(crate) async fn collect(&self, request: &GcRequest, by: &str) -> Result<GcReport, Failure> {
         let shadow = self.is_shadow() && !request.dry_run;
         self.run(&GcRequest { dry_run: request.dry_run || shadow, ..*request }, by, shadow).await
@@ -99,10 +99,10 @@ impl Collection {
         for removal in report.removed() {
             self.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
         }
-        // In shadow mode, `record` marks and records the events.
+        // In shadow mode, `record` records the events, with a prefix that names the mode.
         if !shadow {
             self.record_events(report.events.iter().cloned());
-            // The kubelet records no event for a success.
+            // The kubelet records no event for a successful collection. The rule `own_texts` permits this event.
             if let Some(message) = of_removals(&report).filter(|_| request.policy.rules.own_texts) {
                 self.images.record_event(EventKind::Normal, "ImagesCollected", message);
             }
@@ -127,7 +127,7 @@ impl Collection {
         }
     }
 
-    /// Plans first: no image is removed for a pull that cannot fit, or before the pull needs the space.
+    /// Plans before it removes, so that no image is removed for a pull that cannot fit or does not need the space yet.
     async fn free(&self, wanted: RoomWanted) -> Result<RoomMade, Failure> {
         self.gc.wait_for_running().await;
         let policy = self.images.settings().collection.policy;
@@ -148,7 +148,7 @@ impl Collection {
     }
 }
 
-/// Collects for a pull on this node. The reference is weak, because the collection owns the store that owns this value.
+/// Frees space for pulls. The reference is weak, because the collection owns the store that owns this value.
 #[derive(Debug)]
 pub(crate) struct SpaceByCollection(pub Weak<Collection>);
 
@@ -157,7 +157,7 @@ impl MakeRoom for SpaceByCollection {
     async fn make_room(&self, wanted: RoomWanted) -> Option<RoomMade> {
         let collection = self.0.upgrade()?;
         let images = &collection.images;
-        // In shadow mode no space is freed, so the pull gets no promise.
+        // In shadow mode no image is removed, so the pull gets no promise of free space.
         if !images.settings().collection.for_pulls || !images.place.uses_known || collection.is_shadow() {
             return None;
         }
@@ -166,7 +166,7 @@ impl MakeRoom for SpaceByCollection {
     }
 }
 
-/// A sentence with the count, the first names and the reasons of the removals. `None`: no removals.
+/// A sentence with the number of removed images, and the names and reasons of the first ones. `None`: no removals.
 fn of_removals(report: &GcReport) -> Option<String> {
     let named = report.removed().take(NAMED_MAX).map(|removal| {
         let image = &removal.entry.image;
@@ -181,11 +181,11 @@ fn of_removals(report: &GcReport) -> Option<String> {
         .then(|| format!("Removed {} ({} as listed): {named}{more}", counted(count, "image"), report.sizes.claimed))
 }
 
-/// Overrides the configured values with the request's values.
+/// Builds the request from the configured policy and the values of `asked`, which override the policy.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
     let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());
-    // A low threshold of the configuration must not reject a lower requested high threshold.
+    // Without a requested low threshold, the configured one is reduced to at most the high threshold.
     let low = asked.low.unwrap_or_else(|| configured.low().get().min(high));
     if low > high {
         let mark = match asked.high {
@@ -203,7 +203,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
     if asked.now && goal != GcGoal::AllUnused {
         return Err(Failure::invalid("`now` goes with `allUnused` alone"));
     }
-    // Images that are in use, pinned or leased stay protected.
+    // `now` also removes young images. Images that are in use, pinned or leased stay protected.
     let age_min = if asked.now { Duration::ZERO } else { configured.age_min };
     let marks = GcPolicy::new(i64::from(high), i64::from(low), age_min, configured.age_max);
     let bytes = marks.map_err(Failure::invalid)?.bytes;
@@ -212,7 +212,7 @@ fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, 
 
 fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     let dry_run = request.dry_run;
-    // Removed images come first, in the order of removal. Kept images follow, by reason.
+    // Removed images come first, in the order of removal. Kept images follow, sorted by reason.
     let mut decisions: Vec<&GcDecision> = report.decisions.iter().collect();
     let stays = |it: &GcDecision| it.outcome == GcOutcome::Kept;
     decisions.sort_by_cached_key(|it| (stays(it), stays(it).then(|| (it.reason.code(), &it.entry.image.tags))));
@@ -267,11 +267,11 @@ fn collected(report: &GcReport, request: &GcRequest) -> Collected {
     }
 }
 
-/// Whether less than the minimum was freed. A low threshold of zero has no minimum: it frees as much as possible.
+/// Whether the collection missed its goal. A low threshold of 0 % is no goal: the collection frees as much as it can.
 fn is_unmet(error: &GcError, request: &GcRequest) -> bool {
     match error {
         GcError::OutOfReach { shortfall, .. } => !shortfall.missing.is_none(),
-        // Kubelet mode has only the low threshold as its goal.
+        // In kubelet mode, the low threshold is the only goal of a collection.
         GcError::NotEnough { freed, .. } => *freed == 0 && request.policy.low().get() > 0,
         _ => false,
     }

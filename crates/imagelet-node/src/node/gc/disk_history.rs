@@ -6,29 +6,29 @@ use imagelet_core::lock::locked;
 
 use crate::api::DiskSample;
 
-/// One sample each minute for a day.
+/// Limit of the samples: one for each minute of a day.
 const SAMPLES_MAX: usize = 24 * 60;
-/// The minimum interval between samples: more frequent samples would only displace older ones.
+/// The minimum interval between samples. More frequent samples would displace the samples of the past day.
 const SECONDS_BETWEEN_MIN: u64 = 30;
-/// A forecast from a shorter time is noise.
+/// The time that the samples must cover. A forecast from less time is noise.
 const GROWTH_SECONDS_MIN: u64 = 30 * 60;
-/// A fall by more than 1/200 of the capacity is a collection. The growth is measured after the fall.
+/// A fall of the usage by more than 1/200 of the capacity counts as a collection. The growth is measured after it.
 const FALL_PART: u64 = 200;
-/// A later time is not reported as a forecast.
+/// Limit of a forecast. A time that is further away is not reported.
 const HOURS_MAX: f64 = 30.0 * 24.0;
 
-/// The oldest sample first.
+/// The samples of the disk usage, the oldest sample first.
 #[derive(Debug, Default)]
 pub(super) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 
 impl DiskHistory {
     pub(super) fn record(&self, sample: DiskSample) {
         let mut samples = locked(&self.0);
-        // The clock was set back: samples with a later time are removed.
+        // If the clock was set back, the samples with a later time are removed.
         while samples.back().is_some_and(|last| last.at > sample.at) {
             samples.pop_back();
         }
-        // A reload also takes a sample.
+        // A reload of the settings takes a sample at once, which may be too soon after the last sample.
         if samples.back().is_some_and(|last| sample.at - last.at < SECONDS_BETWEEN_MIN) {
             return;
         }
@@ -56,7 +56,7 @@ pub(super) struct Forecast {
     pub hours_to_high: Option<f64>,
 }
 
-/// Extrapolates the usage to `high` bytes, by the line from the first sample after the last fall to the last sample.
+/// Predicts when the usage reaches `high` bytes, from its growth between the last fall and the last sample.
 pub(super) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64, high: u64) -> Forecast {
     let growth = growth(samples, capacity);
     let hours_to_high = used.and_then(|used| {
@@ -68,7 +68,7 @@ pub(super) fn forecast(samples: &[DiskSample], used: Option<u64>, capacity: u64,
     Forecast { growth_per_hour, hours_to_high: hours_to_high.filter(|hours| *hours <= HOURS_MAX) }
 }
 
-/// Growth in bytes an hour since the last fall; `None` before half an hour of samples.
+/// The growth in bytes per hour since the last fall of the usage. `None`: the samples cover less than half an hour.
 fn growth(samples: &[DiskSample], capacity: u64) -> Option<f64> {
     let fall = (1..samples.len())
         .rev()

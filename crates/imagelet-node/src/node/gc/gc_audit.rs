@@ -18,7 +18,7 @@ use crate::api::{LastCollection, milliseconds_of, moment, since_epoch};
 
 use MetricKind::{Counter, Gauge, Histogram};
 
-/// From a collection without removals to a collection with hundreds of removals.
+/// Bounds in seconds, from a collection that removes no image to one that removes hundreds of images.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
 families! {
@@ -47,7 +47,7 @@ families! {
 }
 
 impl Collection {
-    /// Records the end of a collection. The collector has already recorded the removals in the audit log.
+    /// Records the end of a collection. The collector has already written its removals to the audit log.
     pub(super) fn record(
         &self,
         run: Result<&GcReport, &GcError>,

@@ -39,7 +39,7 @@ impl Collection {
         locked(&self.last).clone()
     }
 
-    /// The log message and events at the end of a periodic run.
+    /// Returns the log message and the event for the end of a periodic collection.
     pub(crate) fn ended(&self, result: Result<(), &str>) -> RunMessage {
         locked(&self.runs).ended(result)
     }

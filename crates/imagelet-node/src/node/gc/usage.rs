@@ -25,9 +25,9 @@ use crate::{
     node::{Command, Images, predict_all},
 };
 
-/// A runtime that takes longer is reported as silent. The other parts of a reply do not wait for it.
+/// How long a reply waits for the runtime's disk. After it, the reply reports that the runtime does not answer.
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
-/// The minimum interval of passes for this request: clients may poll each second, and a pass lists all images and pods.
+/// The age from which a pass is repeated. A pass lists all images and pods, and clients may poll each second.
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
 /// The samples of a day, one each minute.
 const SAMPLES_MAX: u64 = 1440;
@@ -57,7 +57,7 @@ impl Command for UsageRequest {
             None => listed(artifacts),
         };
         let store = sizes.store_bytes.zip(sizes.layers).map(|(total, graph)| {
-            // A graph also contains the documents of each image and the kept blobs.
+            // Only layers have a digest as id. The graph also contains the documents of each image and the kept blobs.
             let layers = graph.layers.iter().filter(|layer| layer.id.parse::<Digest>().is_ok()).count();
             serde_json::json!({ "total": total.0, "layers": layers })
         });
@@ -79,7 +79,7 @@ impl Command for UsageRequest {
     }
 }
 
-/// The sum of the listed sizes. An image of several handlers is added once.
+/// The sum of the listed sizes of images. An image with rows for several runtime handlers is added once.
 fn listed<'a>(images: impl IntoIterator<Item = &'a ImageRow>) -> u64 {
     let sizes: BTreeMap<&str, u64> = images.into_iter().map(|image| (image.id.as_str(), image.size)).collect();
     sizes.into_values().fold(0, u64::saturating_add)
@@ -147,7 +147,7 @@ async fn measured(images: &Images) -> Result<(String, Option<DiskUse>), Failure>
     })
 }
 
-/// The images of the last pass. If the last pass is too old for the current disk usage, a new pass runs.
+/// Returns the images of the last pass, or of a new pass if the last one is too old.
 async fn seen(images: &Images) -> Option<Arc<Snapshot>> {
     let last = images.inventory.snapshot();
     let taken_at = last.as_ref().map(|snapshot| snapshot.taken_at);
@@ -157,7 +157,7 @@ async fn seen(images: &Images) -> Option<Arc<Snapshot>> {
     tokio::time::timeout(DISK_WAIT_MAX, images.refresh()).await.ok().and_then(Result::ok).or(last)
 }
 
-/// Whether the last pass is missing or too old, or lacks an image that was returned to a caller.
+/// Whether a new pass is due. `awaits_pass`: an image was returned to a caller and is not in the last pass.
 fn is_pass_due(taken_at: Option<SystemTime>, awaits_pass: bool, now: SystemTime) -> bool {
     let age = taken_at.and_then(|taken_at| now.duration_since(taken_at).ok());
     awaits_pass || age.is_none_or(|age| age >= PASS_AGE_MAX)

@@ -15,7 +15,7 @@ use imagelet_core::{
 use super::{Images, act_now};
 
 impl Images {
-    /// Adopts the images that the node's kubelet pulled. The next pass uses the new origin.
+    /// Adopts the images of `snapshot` that the node's kubelet pulled. The next pass lists the new origin.
     pub async fn adopt(&self, snapshot: &Snapshot) {
         let first_run_adopts = self.place.first_run_adopts.swap(false, Ordering::Relaxed);
         let is_asked = |entry: &&Arc<ImageEntry>| match entry.usage.origin {
@@ -27,7 +27,7 @@ impl Images {
         if asked.is_empty() {
             return;
         }
-        // An embedded store has no such records, because only imagelet pulls into the store.
+        // The kubelet has no pull records for an embedded store, because only imagelet pulls into the store.
         let root = self.settings().collection.adopt_from.clone().filter(|_| self.local().is_none());
         let recorded = tokio::task::spawn_blocking({
             let ids: Vec<ImageId> = asked.iter().map(|entry| entry.image.id.clone()).collect();
@@ -59,7 +59,7 @@ impl Images {
             tracing::info!(images = entries.len(), by, "adopted images that another manager pulled");
             for entry in entries {
                 self.log.act(act_now(ActCode::Adopted, &[entry.key()], &entry.image.tags, by));
-                // After the act, so that the log explains each origin that a list shows.
+                // The audit log is written before the origin changes, so that the log explains each origin in a list.
                 if entry.usage.origin == ImageOrigin::Found {
                     self.inventory.adopt(&entry.image.id, None);
                 }

@@ -81,7 +81,7 @@ impl Command for RemoveRequest {
         let image = images.find(&self.image).await?;
         let before = images.sizes().await?;
         let spec = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };
-        // A removal on request overrides the lease of an earlier pull. The reply reports the lease.
+        // A removal on request also removes an image that is leased after a pull. The reply reports the lease.
         let held_until = images.inventory.leases.until(&image.id, SystemTime::now()).and_then(moment);
         let pinned_by = images.inventory.pins_of(&image);
         let awaited_by = images.inventory.awaited_by(&image);

@@ -16,7 +16,7 @@ use crate::{
     node::Command,
 };
 
-/// A longer answer is not useful: `why` returns the whole history of one image.
+/// Limit of the acts in a reply. `why` returns the whole history of one image.
 const DECISIONS_MAX: u64 = 500;
 
 api_documents! {

@@ -71,7 +71,7 @@ struct StoredDetails<'a> {
 struct StoredLayer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'a str>,
-    /// Empty: unknown.
+    /// The digest of the layer's blob. Empty: the digest is unknown.
     blob: &'a str,
     size: u64,
     diff_id: &'a str,
@@ -112,13 +112,13 @@ pub(crate) fn row(entry: &ImageEntry, shares: &Shares<'_>) -> ImageRow {
     }
 }
 
-/// The time at which the image arrived. A pull ends before a pass first lists its image, so the earlier time is used.
+/// The time at which the image arrived: the end of its pull or the first pass that lists it, whichever is earlier.
 pub(crate) fn here_since(entry: &ImageEntry) -> SystemTime {
     let pulled = entry.usage.pulled.filter(|_| entry.usage.origin == ImageOrigin::Pulled);
     pulled.map_or(entry.first_seen(), |pulled| pulled.at.min(entry.first_seen()))
 }
 
-/// The row of an image from the store alone. While the uses are unknown, the image is reported as used.
+/// The row of an image while the uses of images are unknown. The image is reported as in use.
 pub(crate) fn row_without_uses(image: &Image, shares: &Shares<'_>) -> ImageRow {
     let share = shares.get(&image.id);
     let (mut names, mut digests) = (image.tags.clone(), image.digests.clone());

@@ -1,8 +1,8 @@
 //! Imports each archive that appears in the import folder, and then moves the archive to `done` or `failed`.
 //!
-//! A scan cannot detect whether a copy is complete. So an archive is read after a quiet time, and an unreadable archive
-//! waits longer before it is moved to `failed`. A file that changes during its import stays for the next scan. An
-//! archive that cannot be moved is not imported again by this process.
+//! A scan cannot detect whether a copy is complete. So an archive is imported once it has been unchanged for some
+//! seconds, and an unreadable archive is moved to `failed` after a longer time. An archive that changes during its
+//! import is imported again. An archive that cannot be moved is not imported again before a restart.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,11 +23,11 @@ use crate::{
     failure::Failure,
 };
 
-/// How long an archive must be unchanged before it is read. Longer than the pauses of a copy over a network.
+/// How long an archive must be unchanged before it is read. A copy over a network pauses for a shorter time.
 const QUIET_MIN: Duration = Duration::from_secs(5);
 /// How long an unreadable archive must be unchanged before it is moved to `failed`.
 const SUSPECT: Duration = Duration::from_mins(1);
-/// The wait before the next attempt, if the cause of the failure is outside the archive.
+/// The wait before the next attempt to import, if the cause of the failure is outside the archive.
 const RETRY: Duration = Duration::from_mins(5);
 const ENTRIES_MAX: usize = 1000;
 /// Limit of the scanned files of one OCI layout.
@@ -36,14 +36,14 @@ const LAYOUT_DEPTH_MAX: usize = 8;
 const REASON_BYTES_MAX: usize = 64 << 10;
 const DONE: &str = "done";
 const FAILED: &str = "failed";
-/// Names of unfinished copies. Rsync and editors use names that start with a dot, which are ignored too.
+/// Endings of the names of unfinished copies. Names of rsync and editors start with a dot, and are ignored too.
 const UNFINISHED: [&str; 3] = [".part", ".partial", ".tmp"];
 
-/// The state of the folder that a scan compares with.
+/// The archives and the problem of the last scan, which the next scan compares with.
 #[derive(Debug, Default)]
 pub struct FolderWatch {
     arrivals: HashMap<OsString, Arrival>,
-    /// The last problem of the folder itself; each problem is reported once.
+    /// Why the last scan could not read the folder. The same problem is reported only once.
     problem: Option<String>,
 }
 
@@ -51,11 +51,11 @@ pub struct FolderWatch {
 struct Arrival {
     looks: Fingerprint,
     since: Instant,
-    /// When the import is due. `None`: the archive was imported, but could not be moved.
+    /// The time of the next import. `None`: the archive is not imported again, because it could not be moved.
     due: Option<Instant>,
 }
 
-/// Number, bytes and latest change time of an archive's files. A copy in progress changes at least one of them.
+/// Number, bytes and latest change time of an archive's files. A copy in progress changes at least one of the three.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Fingerprint {
     is_folder: bool,
@@ -65,7 +65,7 @@ struct Fingerprint {
 }
 
 impl FolderWatch {
-    /// Compares a scan with the previous scan, and returns the archives that are due.
+    /// Compares the scan `found` with the previous scan, and returns the archives to import now.
     fn due(&mut self, found: Vec<(OsString, Fingerprint)>, now: Instant) -> Vec<(OsString, Fingerprint)> {
         let names: HashSet<&OsString> = found.iter().map(|(name, _)| name).collect();
         self.arrivals.retain(|name, _| names.contains(name));
@@ -80,7 +80,7 @@ impl FolderWatch {
         due
     }
 
-    /// Decides what happens to an archive after its import attempt.
+    /// Decides after an attempt to import whether to move the archive, or when to import it again.
     fn judge(&self, name: &OsStr, outcome: Outcome, now: Instant) -> Verdict {
         let since = self.arrivals.get(name).map_or(now, |arrival| arrival.since);
         match outcome {
@@ -98,15 +98,15 @@ impl FolderWatch {
     }
 }
 
-/// The result of an import for the archive, from the most to the least final result.
+/// What an import means for its archive. The variants are ordered from the most final to the least final result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Outcome {
     Imported,
-    /// Permanently rejected, for example by the signature policy.
+    /// Another import would fail too, for example by the signature policy.
     Refused,
-    /// The archive may be a copy in progress.
+    /// The archive is unreadable. It may be a copy in progress.
     Unreadable,
-    /// The archive is not the cause: the disk is full, or the store is busy.
+    /// The cause is outside the archive: the disk is full, or the store is busy.
     Outside,
 }
 
@@ -117,7 +117,7 @@ enum Verdict {
 }
 
 impl Outcome {
-    /// Classifies failures by their stable reasons; the least final outcome wins.
+    /// Classifies failures by their stable reasons. Of several outcomes, the least final outcome counts.
     fn of<'a>(failures: impl IntoIterator<Item = &'a Failure>) -> Self {
         let of_one = |failure: &Failure| match failure.reason.as_str() {
             "DiskFull" | "Unavailable" | "TimedOut" | "InUse" | "Cancelled" => Self::Outside,
@@ -128,7 +128,7 @@ impl Outcome {
     }
 }
 
-/// Imports the complete archives that arrived since the last scan.
+/// Imports the archives that have been unchanged for long enough to be complete.
 pub(crate) async fn import_arrivals(images: &Images, watch: &mut FolderWatch) {
     let Some(folder) = images.settings().images.import_folder.clone() else { return };
     let directory = folder.directory.clone();
@@ -163,7 +163,7 @@ async fn import_one(images: &Images, watch: &mut FolderWatch, folder: &ImportFol
         move || fingerprint(&path)
     });
     if looked_again.await.ok().flatten() != Some(looks) {
-        // The archive changed during the import. The next scan handles the archive again.
+        // The archive changed during the import, so the next scan handles the archive again.
         return;
     }
     let (shown, why) = (path.display(), reason.trim_end());
@@ -210,7 +210,7 @@ async fn read(images: &Images, folder: &ImportFolder, path: &Path, is_folder: bo
     archives::import(images, &request, "import folder", no_steps()).await
 }
 
-/// Only a wrong owner or mode is a fault of the archive. Other errors, such as a failing disk, are retried.
+/// The failure to open an archive. A wrong owner or mode is final; after other errors, the import is retried.
 fn untrusted(error: &io::Error) -> Failure {
     if error.kind() == io::ErrorKind::PermissionDenied {
         return Failure::because("the archive may be changed by other users", error);
@@ -228,7 +228,7 @@ fn scan(directory: &Path) -> io::Result<Vec<(OsString, Fingerprint)>> {
     for entry in fs::read_dir(directory)? {
         let name = entry?.file_name();
         if found.len() < ENTRIES_MAX && may_be_archive(&name) {
-            // A file that disappears during the scan is not an error.
+            // A file that disappears during the scan is ignored.
             found.extend(fingerprint(&directory.join(&name)).ok().flatten().map(|looks| (name, looks)));
         }
     }
@@ -242,7 +242,7 @@ fn may_be_archive(name: &OsStr) -> bool {
     !is_own && !text.starts_with('.') && !UNFINISHED.iter().any(|ending| text.ends_with(ending))
 }
 
-/// `None`: the path is neither a file nor a folder with an OCI layout.
+/// The fingerprint of an archive. `None`: the path is neither a file nor a folder with an OCI layout.
 fn fingerprint(path: &Path) -> io::Result<Option<Fingerprint>> {
     let metadata = fs::symlink_metadata(path)?;
     let mut looks = Fingerprint { is_folder: metadata.is_dir(), ..Fingerprint::default() };
@@ -250,7 +250,7 @@ fn fingerprint(path: &Path) -> io::Result<Option<Fingerprint>> {
         looks.add(&metadata);
         return Ok(Some(looks));
     }
-    // Tools write the index last.
+    // A folder without an index may be a copy in progress, because tools write the index last.
     if !metadata.is_dir() || !fs::symlink_metadata(path.join("index.json")).is_ok_and(|index| index.is_file()) {
         return Ok(None);
     }
@@ -279,7 +279,7 @@ impl Fingerprint {
     }
 }
 
-/// Moves an archive to `done` or `failed` over an older one of its name, and in `failed` adds a file with the reason.
+/// Moves an archive to `done` or `failed`, over an older one of its name. `failed` also gets a file with the reason.
 fn put_away(directory: &Path, name: &OsStr, place: &str, reason: &str) -> io::Result<()> {
     let folder = directory.join(place);
     match fs::DirBuilder::new().mode(0o755).create(&folder) {

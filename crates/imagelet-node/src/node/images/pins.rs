@@ -58,7 +58,7 @@ impl Command for UnpinRequest {
     }
 }
 
-/// Pins the valid patterns, in one pass over the images. `by`: the requester in the audit log.
+/// Pins the valid patterns with one pass over the images. `by` names the requester in the audit log.
 pub(super) async fn pin_all(
     images: &Images,
     patterns: Vec<String>,
@@ -83,7 +83,7 @@ pub(super) async fn pin_all(
 }
 
 impl Images {
-    /// The images that each pattern of the operator matches. `None`: the listing failed, but pins can still change.
+    /// The images that each pattern pins. `None`: the images could not be listed, but the pins can still change.
     async fn held_by(&self, patterns: &[String]) -> Option<Vec<Vec<ImageKey>>> {
         let snapshot = self.refresh().await.inspect_err(|failure| {
             tracing::debug!(error = failure.to_string(), "could not find what a pattern holds");
@@ -129,7 +129,7 @@ impl Command for PinsRequest {
         let of_operator = images.inventory.pins().into_iter().map(|pattern| row("operator", pattern));
         let configured = images.inventory.configured_pins().into_iter().map(|pattern| row("configuration", pattern));
         let of_sets = images.inventory.set_pins().into_iter().map(|pin| {
-            // An image that a set pins has the name of the set and not the pattern, so the pattern is matched here.
+            // An image that a set pins has the name of the set and not the pattern, so the pattern is matched again.
             let images = ids(&pin.owner, &|image| pin.pattern.matches(image));
             PinRow { images, pattern: pin.pattern.text().to_owned(), owner: pin.owner }
         });

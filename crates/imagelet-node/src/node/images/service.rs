@@ -33,17 +33,17 @@ pub struct Images {
     pub settings: watch::Sender<Arc<Settings>>,
 }
 
-/// The place of the images, and the rights of this process on it.
+/// Where the images are, and what this process may do with them.
 #[derive(Debug)]
 pub struct NodePlace {
-    /// `store DIR` or `runtime URI`.
+    /// The text `store DIR` or `runtime URI`.
     pub backend: String,
     pub state: PathBuf,
     pub is_read_only: bool,
     pub is_daemon: bool,
-    /// `false`: uses are unknown, so nothing may be collected.
+    /// Whether the uses of images are known. If they are unknown, no image may be collected.
     pub uses_known: bool,
-    /// The inventory is empty: the next pass is the first on this node, and also takes over images of origin `Adopted`.
+    /// Whether the next pass is the first on this node. That pass also reports the images that the start adopted.
     pub first_run_adopts: AtomicBool,
 }
 
@@ -61,14 +61,14 @@ impl Images {
         self.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 
-    /// Measures the disks of the runtime. `Err`: the reason for the failure.
+    /// Measures the disks of images and containers. `Err`: the reason for the failure.
     pub async fn disks(&self) -> Result<DiskStats, String> {
         let reported = self.runtime.filesystem().await.map_err(|error| error.chain())?;
         let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
         measured.map_err(|error| error.to_string())?.map_err(|error| error.to_string())
     }
 
-    /// The directory of the images and its disk; `None`: the disk is not visible from this process.
+    /// Returns the directory of the images and the use of its disk. `None`: this process cannot see the disk.
     pub(crate) async fn disk(&self) -> Result<(String, Option<DiskUse>), Failure> {
         let images = self.runtime.filesystem().await?.images;
         let mountpoint = images.into_iter().next().map(|place| place.mountpoint).unwrap_or_default();
@@ -76,7 +76,7 @@ impl Images {
         Ok((mountpoint.display().to_string(), disk))
     }
 
-    /// `None` for a runtime: containerd counts snapshots without content, and CRI-O omits the layers of images.
+    /// The bytes of the store. `None` for a runtime: containerd omits the content, and CRI-O the layers of images.
     pub(crate) async fn store_bytes(&self) -> Result<Option<ByteSize>, Failure> {
         if self.local().is_none() {
             return Ok(None);
@@ -117,7 +117,7 @@ impl Images {
         Ok(rows)
     }
 
-    /// Finds an image by any form of its name, or by a prefix of its id.
+    /// Finds an image by any form of its name, or by a prefix of its id. An unknown image is a failure.
     pub async fn find(&self, text: &str) -> Result<Image, Failure> {
         let found = self.look(text).await?;
         found.ok_or_else(|| {
@@ -133,7 +133,7 @@ impl Images {
         if let Some(image) = self.runtime.status(&ImageSpec::new(text)).await? {
             return Ok(Some(image));
         }
-        // Runtimes match names literally, and users omit the registry and the tag.
+        // A runtime matches names literally, so a short name is completed with registry and tag.
         match text.parse::<Reference>() {
             Ok(reference) if reference.to_string() != text => {
                 Ok(self.runtime.status(&ImageSpec::new(reference.canonical().to_string())).await?)
@@ -142,7 +142,7 @@ impl Images {
         }
     }
 
-    /// The usable credentials of the node for a repository, in the order in which a pull tries them.
+    /// Returns a function from a repository to the node's usable credentials, in the order in which a pull tries them.
     pub(crate) async fn credentials(&self) -> impl Fn(&str) -> Vec<Credential> + Send + Sync + use<> {
         let keyring = self.keyring.keyring().await;
         move |repository| {
@@ -163,7 +163,7 @@ impl Images {
     }
 }
 
-/// Sizes of images, if the embedded store or the runtime reports them.
+/// Sizes of images. A size is known if the embedded store or the runtime reports it.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSizes {
     pub(crate) store_bytes: Option<ByteSize>,
@@ -171,7 +171,7 @@ pub(crate) struct KnownSizes {
 }
 
 impl KnownSizes {
-    /// Bytes that the removal of a runtime's image frees; `None` unless every layer was measured.
+    /// The bytes that the removal of an image from a runtime frees. `None`: not every layer was measured.
     pub(crate) fn freed_by(&self, image: &ImageId) -> Option<u64> {
         let graph = self.layers.as_ref().filter(|graph| graph.certainty == Certainty::Exact)?;
         Some(graph.freed_by([image]).bytes.0)
@@ -183,7 +183,7 @@ impl KnownSizes {
     }
 }
 
-/// An act on these images at this moment, without size, duration and reason.
+/// Creates an entry of the audit log for these images and this moment, without size, duration and reason.
 pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
     Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }

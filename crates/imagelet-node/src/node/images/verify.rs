@@ -24,7 +24,7 @@ impl Command for VerifyRequest {
 
     async fn run(self, images: &Images, steps: Steps) -> Result<Verified, Failure> {
         let engine = images.store("verifying")?;
-        // A repair of a read-only store fails before the check and not after it.
+        // A store on a read-only file system cannot be repaired, so the command fails before the long check.
         if self.repair && images.place.is_read_only {
             let message = format!("the {} is on a read-only file system", images.place.backend);
             return Err(Failure::new("Unavailable", message)

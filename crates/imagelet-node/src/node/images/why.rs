@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-/// A longer answer is not useful.
+/// Limit of the images that the requested text may match. A longer reply is not useful.
 const IMAGES_MAX: usize = 16;
 
 api_documents! {
@@ -119,7 +119,7 @@ api_documents! {
 }
 
 impl WhyHappening {
-    /// Reason, bytes, duration and requester, as far as known.
+    /// A text with the reason, the bytes, the duration and the requester, as far as they are known.
     pub fn explained(&self) -> String {
         let parts = [
             (!self.reason.is_empty()).then(|| self.reason.clone()),
@@ -153,7 +153,7 @@ impl Command for WhyRequest {
             return Err(Failure::invalid("an empty text names no image"));
         }
         let mut problems = Vec::new();
-        // The history is reported even if the store or the runtime does not answer.
+        // If the store or the runtime does not answer, the reply still has the history.
         let present = images.look(&text).await.map_err(|failure| problems.push(failure.to_string()));
         let present = present.ok().flatten();
         let mut history = images.history_of(text.clone(), present.as_ref()).await?;
@@ -200,13 +200,13 @@ impl Command for WhyRequest {
 }
 
 impl Images {
-    /// The records of a name or id, and of the present image with that name.
+    /// The records of `text`, which is a name or an id, and of the present image with that name.
     async fn history_of(&self, text: String, present: Option<&Image>) -> Result<History, Failure> {
         let log = Arc::clone(&self.log);
         let id = present.map(|image| image.id.to_string()).filter(|id| *id != text);
         let read = tokio::task::spawn_blocking(move || {
             let history = log.history(&text)?;
-            // The name may also be recorded for earlier images.
+            // The records of a name may concern earlier images, so the records of the present id are added.
             let own = id.map(|id| log.history(&id)).transpose()?.unwrap_or_default();
             Ok::<_, std::io::Error>((history, own))
         });
@@ -221,7 +221,7 @@ impl Images {
         if let Some(key) = present.map(|image| image.key().to_string())
             && history.images.iter().all(|known| known.key != key)
         {
-            // Failed pulls of a name are added to the image that has the name now.
+            // Failed pulls are recorded by name. They are added to the image that has the name now.
             match history.images.iter_mut().find(|known| known.key.is_empty()) {
                 Some(nameless) => nameless.key = key,
                 None => history.images.push(ImageHistory { key, ..ImageHistory::default() }),
@@ -230,14 +230,14 @@ impl Images {
         Ok(history)
     }
 
-    /// The failure for an image without a record.
+    /// The failure for an image that has no record and is not present.
     fn unknown(&self, text: &str, history: &History, problem: Option<&String>) -> Failure {
         let image = shown_name(text);
         if let Some(problem) = problem {
             let message = format!("no record of `{image}`, and it is not known whether it is present: {problem}");
             return Failure::new("Unavailable", message);
         }
-        // A command in another process may be pulling the image.
+        // A command in another process may be pulling the image, so the hint names the command.
         let changing = match &self.settings().images.backend {
             Backend::Embedded(store) => command_of_owner(&store.engine.place.root),
             Backend::Cri(_) => None,

@@ -24,7 +24,7 @@ pub struct Pulls {
 }
 
 impl Pulls {
-    /// The current version, the running and waiting pulls, and those ended since `version`. Zero: no ended pulls.
+    /// The current version, and the pulls that run, wait or ended after `version`. Version 0 omits ended pulls.
     pub(crate) fn since(&self, version: u64) -> (u64, Vec<PullProgressRow>) {
         let ((version, pulls), now) = (self.manager.pulls_since(version), Instant::now());
         let is_silent = self.images.local().is_none();
@@ -35,7 +35,7 @@ impl Pulls {
         (version, pulls.into_iter().map(row).collect())
     }
 
-    /// For a runtime that reports no size: the size of the previous image with this name.
+    /// The size of the previous image with this name, as an estimate for a runtime that reports no size.
     fn estimated(&self, pull: &PullProgressRow) -> Option<u64> {
         if pull.bytes_total.is_some() {
             return None;

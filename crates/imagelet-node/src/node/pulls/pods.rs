@@ -27,7 +27,7 @@ use crate::{
 };
 
 const IMAGES_MAX: usize = 1000;
-/// Limit of events kept for each image of a call; an attempt records about four events.
+/// Limit of the events in a reply for each image of the request. One attempt to pull records about four events.
 const EVENTS_PER_IMAGE_MAX: usize = 16;
 /// The kubelet's reason for a container that waits for an init container.
 const POD_INITIALIZING: &str = "PodInitializing";
@@ -42,7 +42,7 @@ impl Command for PodRequest {
     async fn run(self, pulls: &Pulls, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
         if !pulls.images.settings().pulls.node_policy.pods.sends_runtime_handler {
-            // The kubelet sends a handler only with a feature gate that is off.
+            // The kubelet's feature gate for runtime handlers is off, so the kubelet sends no handler.
             request.common.pull.image.runtime_handler = String::new();
         }
         let mut listening = Listening::new(pulls.images.events.follow(), &request);
@@ -113,7 +113,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
     })
 }
 
-/// Pull secrets in the keyring's form. Secrets of other types have no credentials and are dropped.
+/// Converts pull secrets for the keyring. Secrets of other types contain no credentials and are omitted.
 pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     let secret = |secret: &PullSecretText| {
         let kind = match secret.r#type.as_str() {
@@ -183,7 +183,7 @@ impl PodReport<'_> {
         }
     }
 
-    /// As in the kubelet: a container shows its volume's failure, or `PodInitializing` after a failed init container.
+    /// The row of an image that waits for image `by`. Its reason is the failure of a volume, or else `PodInitializing`.
     fn blocked(&self, row: PodImageRow, by: usize, failed: Option<&PodOutcome>) -> PodImageRow {
         let field = self.request.images[by].field();
         let (reason, message) = match failed {
@@ -197,7 +197,7 @@ impl PodReport<'_> {
     }
 }
 
-/// The hint names the pull policy, because the pod's manifest sets it.
+/// The failure of a pod's image. Its hint names the pull policy, because the pod's manifest sets the policy.
 fn failure_of(error: &EnsureError) -> Failure {
     let mut failure = Failure::of_ensure(error);
     if error.class() == ErrorClass::NotPresent {
@@ -235,7 +235,7 @@ impl Listening {
         Self { events, pod: request.common.pull.pod.clone(), heard: Vec::new(), heard_max }
     }
 
-    /// Collects the events that the work records.
+    /// Runs `work`, and collects the events about the pod that are recorded meanwhile.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {

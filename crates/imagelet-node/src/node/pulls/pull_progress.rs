@@ -11,7 +11,7 @@ use crate::api::{LayerProgress, PullProgressRow, PullRetry, milliseconds_of};
 
 const LAYERS_MAX: usize = 256;
 
-/// Phases of a pull, as in `docs/events.md`. `is_silent`: a runtime pulls and reports no progress.
+/// The phase of a pull, as in `docs/events.md`. `is_silent`: the pull runs in a runtime, which reports no progress.
 fn phase(progress: &PullProgress, is_silent: bool) -> &'static str {
     match (&progress.times.end, &progress.route) {
         (Some((_, PullEnd::Pulled)), _) => "done",

@@ -83,7 +83,7 @@ fn pull_row(pull: PullStatus, now: Instant) -> PullRow {
     }
 }
 
-/// One row per image and failure, the next attempt first.
+/// One row for each image and failure. The row with the earliest next attempt comes first.
 fn held_back_rows<'a>(all: impl IntoIterator<Item = &'a HeldBack>) -> Vec<HeldBackRow> {
     let mut groups: BTreeMap<(&str, &str), (Duration, BTreeSet<&str>)> = BTreeMap::new();
     for held in all {
