@@ -251,7 +251,7 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The command's name and its login. `None`: the command takes no login.
+    /// The command's name, and its flags for a registry login. `None`: the command has no such flags.
     pub(crate) fn login(&self) -> Option<(&'static str, &LoginArgs)> {
         match self {
             Self::Pull(arguments) => Some(("pull", &arguments.login)),
@@ -260,12 +260,11 @@ impl Command {
         }
     }
 
-    /// Whether the command runs and logs as a service.
     pub(crate) fn is_daemon(&self) -> bool {
         matches!(self, Self::Serve(_) | Self::Controller(_))
     }
 
-    /// How the command opens a store in this process.
+    /// How the command opens a store without a daemon: for reading or writing, and what happens if the store is absent.
     pub(crate) fn store_access(&self) -> Access {
         match self {
             Self::Serve(_) | Self::Pull(_) | Self::Ensure(_) | Self::Pin { .. } | Self::Import(_) => {
@@ -494,7 +493,7 @@ pub(crate) enum ConfigCommand {
 }
 
 impl Cli {
-    /// Parses the command line. `--store` overrides IMAGELET_ENDPOINT. Otherwise an endpoint overrides IMAGELET_STORE.
+    /// Parses the command line. An endpoint overrides IMAGELET_STORE, but `--store` overrides IMAGELET_ENDPOINT.
     pub(crate) fn read<I, T>(arguments: I) -> Result<Self, clap::Error>
     where
         I: IntoIterator<Item = T>,
@@ -543,7 +542,7 @@ impl Cli {
     }
 }
 
-/// An empty environment variable counts as unset.
+/// Makes clap treat an empty environment variable as unset.
 fn without_empty_variables(command: clap::Command) -> clap::Command {
     let is_empty = |argument: &Arg| argument.get_env().is_some_and(is_empty_variable);
     command

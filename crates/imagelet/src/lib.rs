@@ -1,7 +1,7 @@
 //! The command line of the node image manager.
 //!
-//! Only the program of the same name uses this library: cargo compiles a library in parallel to its dependencies, but a
-//! program only after them. Other callers use the other crates, such as `imagelet-core`.
+//! Only the program `imagelet` uses this library. The code is in a library because cargo can compile a library before
+//! its dependencies are complete, but a program only afterwards. Other programs use crates such as `imagelet-core`.
 
 mod cli;
 mod commands;
@@ -29,7 +29,7 @@ use output::{Format, print_failure, write_failure};
 /// Exit code for an invalid command line, as in `clap`.
 const EXIT_USAGE: u8 = 2;
 
-/// Limits of the daemon's heap: few arenas, and freed large blocks return to the system. glibc reads them at its start.
+/// glibc's limits for the daemon's heap: few arenas, and freed large blocks return to the system.
 const HEAP_BOUNDS: (&str, &str) = (
     "GLIBC_TUNABLES",
     "glibc.malloc.arena_max=4:glibc.malloc.mmap_threshold=1048576:glibc.malloc.trim_threshold=2097152:\
@@ -44,7 +44,7 @@ pub fn run_process() -> ExitCode {
     let cli = match Cli::read(arguments.iter().cloned()) {
         Ok(cli) => cli,
         Err(error) => {
-            // clap also reports help and version here, with exit code 0. A closed pipe is no error.
+            // clap reports help and version as errors with exit code 0. The error of a closed pipe is ignored.
             drop(error.print());
             if error.exit_code() == 0 {
                 return ExitCode::SUCCESS;
@@ -64,7 +64,7 @@ pub fn run_process() -> ExitCode {
     log::start(&environment, cli.command.is_daemon());
     let (format, is_line) = (cli.global.output, matches!(cli.command, Command::Events(_)));
     if let Command::Pod(PodCommand::Install(arguments)) = cli.command {
-        // `pod install` must run before another thread starts.
+        // `pod install` enters a mount namespace, which needs a process with one thread: tokio is not started yet.
         return install::set_host_up(arguments, format).unwrap_or_else(|failure| report(&failure, format, false));
     }
     let runtime = match runtime(&cli.command) {
@@ -74,7 +74,7 @@ pub fn run_process() -> ExitCode {
     let is_daemon = cli.command.is_daemon();
     let outcome = runtime.block_on(commands::run(cli, environment));
     if is_daemon {
-        // The exit does not wait for threads that unpack or wait for the disk.
+        // The daemon exits without waiting for tokio's blocking threads, which may unpack layers or wait for the disk.
         runtime.shutdown_background();
     }
     match outcome {
@@ -83,7 +83,7 @@ pub fn run_process() -> ExitCode {
     }
 }
 
-/// Executes the program again with [`HEAP_BOUNDS`]. Returns only on failure: the daemon then runs without the limits.
+/// Executes the program again with [`HEAP_BOUNDS`], which glibc reads only at start. Returns only if this fails.
 fn start_with_bounded_heap(arguments: &[OsString]) {
     let (name, bounds) = HEAP_BOUNDS;
     if let Ok(program) = std::env::current_exe() {
@@ -91,7 +91,7 @@ fn start_with_bounded_heap(arguments: &[OsString]) {
     }
 }
 
-/// `ls` and `pod` have one thread: passing an answer between threads would take longer than reading it.
+/// `ls` and `pod` are faster with one thread: the daemon's answer is not passed from thread to thread.
 fn runtime(command: &Command) -> std::io::Result<Runtime> {
     let mut builder = match command {
         Command::Ls(_) | Command::Pod(_) => Builder::new_current_thread(),

@@ -16,12 +16,12 @@ use tracing_subscriber::{
 
 use imagelet_node::config::{Environment, has_dumb_terminal, variable};
 
-/// Starts logging. With a level from the user, a command logs like a daemon. Otherwise it logs only errors, as text.
+/// Starts logging. If `--log-level` or IMAGELET_LOG is set, a command logs like a daemon, else only errors, as text.
 pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     let default = if is_daemon { "info" } else { "error" };
     let wanted = environment.log.as_deref().unwrap_or(default);
     let filter: Targets = wanted.parse().unwrap_or_else(|_| default.parse().unwrap_or_default());
-    // The kube crates log each failed request, which the caller reports, and the whole answer if it is not decodable.
+    // The kube crates would log errors that the caller reports, and the whole of an answer that they cannot decode.
     let filter = filter.with_targets([("kube_client", LevelFilter::OFF), ("kube_runtime", LevelFilter::OFF)]);
     let builder = tracing_subscriber::fmt().with_max_level(LevelFilter::TRACE).with_writer(|| LogWriter(io::stderr()));
     if !is_daemon && environment.log.is_none() {
@@ -35,7 +35,7 @@ pub(crate) fn start(environment: &Environment, is_daemon: bool) {
     }
 }
 
-/// Escapes unprintable characters in log events, for example in texts from a registry. Each event is one write.
+/// Escapes unprintable characters in log events, which may quote a registry. Each write is a whole event.
 struct LogWriter<W>(W);
 
 impl<W: io::Write> io::Write for LogWriter<W> {
@@ -49,7 +49,7 @@ impl<W: io::Write> io::Write for LogWriter<W> {
     }
 }
 
-/// Formats the fields of an event as `warning: MESSAGE: CAUSE (path=/x)`. The message is the first field.
+/// Formats one field. A whole event reads `warning: MESSAGE: CAUSE (path=/x)`, because its message is the first field.
 fn for_people(writer: &mut Writer<'_>, field: &Field, value: &dyn fmt::Debug) -> fmt::Result {
     let text = printable(&format!("{value:?}"));
     let text = text.trim_matches('"');

@@ -21,17 +21,17 @@ use imagelet_node::{
     config::has_dumb_terminal,
 };
 
-/// Maximum number of layer lines. A terminal with few lines shows fewer.
+/// Maximum number of lines for the layers of one pull. A terminal with few lines shows fewer layers.
 const LAYER_LINES_MAX: usize = 24;
-/// Terminal lines without layers, for example the pull's line and the typed command.
+/// Number of terminal lines that show no layer, for example the line of the pull and the typed command.
 const LINES_RESERVED: usize = 4;
-/// Maximum width of the name before a bar.
+/// Maximum width of an image's name before its bar.
 const NAME_COLUMNS: usize = 36;
 const DRAW_EVERY: Duration = Duration::from_millis(200);
 const THROUGH_RUNTIME: &str = "pulling through the runtime";
 const RESOLVING: &str = "asking the registry";
 const DIGITS: usize = 12;
-/// A wait is not reported again if it ends at most this much later than the previous wait for the same host.
+/// A new wait for a host is reported only if it ends more than this time after the previous wait for the host.
 const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Debug)]
@@ -52,7 +52,8 @@ impl Screen {
         }
     }
 
-    /// Shows a pull until the guard is dropped. With `line_width`, the name has this width, and layers are not shown.
+    /// Shows a pull until the guard is dropped. A `line_width` pads the image's name to this width, and hides the
+    /// layers.
     pub(crate) fn show(&self, image: &str, line_width: Option<usize>) -> Shown {
         let image = printable(image);
         let known = Arc::new(Mutex::new(KnownSteps::default()));
@@ -95,7 +96,7 @@ impl Screen {
         }
     }
 
-    /// Prints a line above the bars.
+    /// Prints a line on stderr, above the bars if there are any. With `--quiet`, prints nothing.
     pub(crate) fn say(&self, text: &str) {
         match self {
             Self::Quiet => {}
@@ -113,7 +114,7 @@ type SharedLine = Arc<Mutex<Option<PullLine>>>;
 
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
-    /// The line and its drawing task. `None`: the screen has no bars.
+    /// The line of the pull, and the task that draws it. `None`: the screen shows no bars, so nothing is drawn.
     line: Option<(SharedLine, AbortHandle)>,
 }
 
@@ -126,7 +127,7 @@ impl Drop for Shown {
     }
 }
 
-/// The progress of one pull, computed from the steps of a command.
+/// The progress of one pull, computed from the steps that the node has reported.
 #[derive(Default)]
 struct KnownSteps {
     row: PullProgressRow,
@@ -134,12 +135,12 @@ struct KnownSteps {
     retry_at: Option<Instant>,
     warnings: BTreeSet<String>,
     unanswered: BTreeSet<String>,
-    /// The time of the first row with received bytes, and the number of these bytes.
+    /// The start of the speed's measurement: the time when the first received bytes were seen, and their number.
     fetching: Option<(Instant, u64)>,
 }
 
 impl KnownSteps {
-    /// Applies a step. Returns the text to print on a screen without bars.
+    /// Applies a step to the progress. Returns the text that a screen without bars prints. `None`: it prints nothing.
     fn take(&mut self, step: Step) -> Option<String> {
         let row = &mut self.row;
         match step {
@@ -178,7 +179,7 @@ impl KnownSteps {
             Step::Waiting { host, over: true } => drop(self.unanswered.remove(&host)),
             Step::Retry(retry) => {
                 let at = Instant::now() + Duration::from_millis(retry.remaining_ms);
-                // Several requests of a pull wait for the same rate limit. The wait is reported once.
+                // Several requests of one pull may wait for the same rate limit, so the wait is reported only once.
                 let is_new = row.retry.as_ref().is_none_or(|known| known.host != retry.host)
                     || self.retry_at.is_none_or(|known| at > known + RETRY_TOLERANCE);
                 self.retry_at = Some(at);
@@ -191,14 +192,14 @@ impl KnownSteps {
         None
     }
 
-    /// Sets the state of a layer and returns its size. `None`: the layer is unknown.
+    /// Sets a layer's state and received bytes, and returns its size. `None`: the pull has no layer with this digest.
     fn layer(&mut self, digest: &str, state: &str, received: impl FnOnce(u64) -> u64) -> Option<u64> {
         let layer = self.row.layers.iter_mut().find(|layer| layer.digest == digest)?;
         (layer.state, layer.received) = (state.into(), received(layer.size));
         Some(layer.size)
     }
 
-    /// The current progress as the row that a daemon reports.
+    /// Returns the progress at `now`, in the form in which a daemon reports a pull.
     fn row(&mut self, now: Instant) -> PullProgressRow {
         let mut row = self.row.clone();
         let missing = row.layers.iter().filter(|layer| layer.state != "present");
@@ -237,7 +238,7 @@ fn short(digest: &str) -> &str {
     hex.get(..DIGITS).unwrap_or(hex)
 }
 
-/// All pulls of a node on a terminal: one line for each pull. Layers have lines only in the wide format.
+/// Shows all pulls of a node on a terminal, one line for each pull. The wide format also shows lines for their layers.
 #[derive(Debug)]
 pub(crate) struct PullScreen {
     screen: MultiProgress,
@@ -248,7 +249,7 @@ pub(crate) struct PullScreen {
 const PULL_LINES_MAX: usize = 16;
 
 impl PullScreen {
-    /// Draws on stderr at most twice a second. `None`: stderr cannot show bars.
+    /// Creates a screen that draws on stderr at most twice a second. `None`: stderr is no terminal that can show bars.
     pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
         draws_bars().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
@@ -266,7 +267,7 @@ impl PullScreen {
     pub(crate) fn show(&mut self, pull: &PullProgressRow) {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
-            // In the queue, the pull had no number. Remove its line from that time.
+            // While the pull was queued, it had no number, and its line was found by the image. Remove that line.
             self.pulls.remove(&(0, pull.image.clone()));
         }
         if ["done", "failed", "given-up"].contains(&pull.phase.as_str()) {
@@ -289,7 +290,7 @@ impl PullScreen {
     }
 }
 
-/// The line of a pull, with lines of its layers below. Dropping it removes all its lines.
+/// The line of a pull, and the lines of its layers. Dropping the value removes these lines from the terminal.
 #[derive(Debug)]
 struct PullLine {
     screen: MultiProgress,
@@ -360,7 +361,7 @@ impl Drop for PullLine {
     }
 }
 
-/// Pads a name to the width, or shortens it: first the end of its digest is dropped, then the start of the name.
+/// Pads an image's name to the width. First cuts its digest to 12 digits, then the start of a name that is too long.
 fn in_columns(name: &str, columns: usize) -> String {
     let named = match name.split_once('@') {
         Some((name, digest)) => format!("{name}@{}", digest.chars().take("sha256:".len() + DIGITS).collect::<String>()),
@@ -379,7 +380,7 @@ pub(crate) fn standing(pull: &PullProgressRow) -> String {
     format!("{}{waits}", phase(pull))
 }
 
-/// What the pull waits for: its next attempt, an answer, or another pull.
+/// Says what the pull waits for, such as its next attempt or a registry. `None`: it waits for nothing.
 fn waits(pull: &PullProgressRow) -> Option<String> {
     let retry = pull.retry.as_ref().map(PullRetry::text);
     let awaited = Some(&pull.waits).filter(|waits| !waits.is_empty()).map(|waits| printable(waits));
@@ -400,7 +401,7 @@ fn phase(pull: &PullProgressRow) -> String {
     };
     let over = pull.layers.iter().filter(|layer| ["done", "present"].contains(&layer.state.as_str())).count();
     let all = pull.layers.len() as u64 + pull.layers_hidden;
-    // The layers come first, because a narrow terminal cuts the end of the line.
+    // The number of layers comes first, because a narrow terminal cuts off the end of the line.
     let layers = if all == 0 { String::new() } else { format!(" {over}/{},", counted(all, "layer")) };
     let speed = pull.bytes_per_second.map_or_else(String::new, |speed| format!(", {}/s", ByteSize(speed)));
     let left = pull.remaining_ms.map_or_else(String::new, |left| format!(", {} s left", left.div_ceil(1000)));

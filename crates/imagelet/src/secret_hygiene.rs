@@ -19,10 +19,10 @@ use rustix::{
 
 use crate::cli::{Cli, LoginArgs};
 
-/// Bytes that fit into a pipe before a write blocks.
+/// Number of bytes that a pipe holds before a write to it blocks.
 const PIPE_HOLDS: usize = 64 << 10;
 
-/// Disables core files. Children inherit the limit. The dumpable flag also stops cores that go to a program by a pipe.
+/// Disables core dumps, also for children. The limit does not stop dumps into a pipe, but the dumpable flag does.
 pub(crate) fn forbid_core_dumps() {
     let limited = setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) });
     let flagged = set_dumpable_behavior(DumpableBehavior::NotDumpable);
@@ -31,7 +31,7 @@ pub(crate) fn forbid_core_dumps() {
     }
 }
 
-/// Raises the soft limit of open files to the hard limit, also for children: 1024 files are few for many pulls.
+/// Raises the soft limit of open files to the hard limit, also for children. Many pulls need more than 1024 files.
 pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
     if limit.current == limit.maximum {
@@ -42,8 +42,8 @@ pub(crate) fn raise_file_limit() {
     }
 }
 
-/// Removes the login from the command line and the environment, which other users can read. The program executes itself
-/// again and gets the login through a pipe. On failure, the program continues unchanged.
+/// Removes the login from the command line and the environment, because other processes can read both. The program
+/// executes itself again, and reads the login from a pipe. On failure, the program continues unchanged.
 pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Environment) {
     let Some((_, given)) = cli.command.login() else { return };
     let Some(login) = visible(given, environment) else { return };
@@ -57,7 +57,7 @@ pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Enviro
     tracing::warn!(%error, "could not hide the credentials of the command line");
 }
 
-/// The login that other users can read. `None`: no such login, or the login does not fit into one line of a pipe.
+/// The login that other processes can read. `None`: there is none, or it does not fit into one line of a pipe.
 fn visible(given: &LoginArgs, environment: &Environment) -> Option<Secret> {
     let login = match (&given.creds_file, given.creds.as_deref()) {
         (Some(_), _) | (None, Some("-")) => return None,
@@ -75,7 +75,7 @@ fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     Some(reader)
 }
 
-/// The command line with `file` in place of the login. `None`: the position of the login is ambiguous.
+/// Replaces the login in the command line with the flag in `file`. `None`: the position of the login is not certain.
 fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
     let has_value = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"--creds=");
     let mut kept = arguments.to_vec();
@@ -93,7 +93,7 @@ fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
             kept.insert(command + 1, file.into());
         }
     }
-    // The new command line is executed only if its login is this file.
+    // The new command line is used only if clap finds `--creds-file` in it, and no `--creds`.
     let parsed = Cli::read(kept.iter().cloned()).ok()?;
     let (_, given) = parsed.command.login()?;
     (given.creds.is_none() && given.creds_file.is_some()).then_some(kept)

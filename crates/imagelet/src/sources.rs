@@ -26,7 +26,7 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
         let text = std::path::absolute(path)?.into_os_string().into_string();
         text.map(Some).map_err(|path| Failure::invalid(format!("`{}` is not UTF-8", path.display())))
     };
-    // A typed store overrides the runtime in the file. A store from the variable conflicts with that runtime.
+    // `--store` overrides the runtime in the configuration file. A store in IMAGELET_STORE conflicts with that runtime.
     if let Some(store) = store
         && arguments.runtime_endpoint.is_none()
         && arguments.config.is_some()
@@ -54,7 +54,7 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
     for (flag, key, value) in own.chain(arguments.kubelet.iter().cloned()) {
         sources.add_flag(flag, key, value);
     }
-    // A kubelet's unit also sets `--kubeconfig`. The flag applies only if a flag or a file names the node.
+    // A kubelet's unit may pass its `--kubeconfig`, so the flag has an effect only if a flag or a file names the node.
     if let Some(kubeconfig) = absolute(arguments.kubeconfig.as_ref())?.filter(|_| sources.has_node()) {
         sources.add_flag("--kubeconfig", "kubernetes.kubeconfig", kubeconfig);
     }

@@ -22,7 +22,7 @@ const OPTIONS: &str = "Options of all commands, before or after the name (`image
     --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version\n\n";
 const EXAMPLE: &str = "Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36";
 
-/// The templates of the first screen and of `imagelet help`.
+/// The help templates of the first screen (`imagelet --help`) and of `imagelet help`.
 const SCREEN: &str = "{about}\n\n{usage-heading} {usage}{after-help}";
 const WHOLE: &str = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}";
 
@@ -32,7 +32,7 @@ pub(crate) fn command() -> clap::Command {
     let help = Arg::new("help").short('h').long("help").global(true).action(ArgAction::HelpShort);
     let help = help.help_heading(None::<&'static str>);
     let mut command = kubelet_options::add_options(Cli::command()).arg(help.help("Print a screen of help"));
-    // If `CI` is set, clap assumes colours even on a dumb terminal.
+    // If the variable CI is set, clap prints colours even on a dumb terminal, so they are switched off explicitly.
     if has_dumb_terminal() {
         command = command.color(clap::ColorChoice::Never);
     }
@@ -43,7 +43,7 @@ pub(crate) fn command() -> clap::Command {
         .after_long_help(format!("Pages of the guide, shown by `imagelet help PAGE`:{pages}\n\n{EXAMPLE}"))
 }
 
-/// Adds the command that prints the whole help. The example remains the last line.
+/// Adds to a command's help the command line that prints its whole help. `above` is the start of this command line.
 fn with_more(command: clap::Command, above: &str) -> clap::Command {
     let help = format!("{above} {}", command.get_name());
     let example = command.get_after_help().map(ToString::to_string).unwrap_or_default();
@@ -53,12 +53,12 @@ fn with_more(command: clap::Command, above: &str) -> clap::Command {
         .mut_subcommands(|one| with_more(one, &help))
 }
 
-/// Whether the words name a command or a page. No words name the whole program.
+/// Whether `words` name a command or a page of the guide. An empty list names the whole program.
 pub(super) fn is_topic(words: &[String]) -> bool {
     find(&mut command(), words).is_some() || page(words).is_some()
 }
 
-/// Prints the whole help of a command, and the page with the command's name.
+/// Prints the whole help of the command that `words` name, and the page of the guide with the same name.
 pub(crate) fn print_help(words: &[String]) -> io::Result<()> {
     let mut whole = command();
     if words.is_empty() {

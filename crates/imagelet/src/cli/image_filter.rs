@@ -8,14 +8,15 @@ use imagelet_node::api::ImageRow;
 
 const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with `true` or `false`";
 
-/// One `--filter NAME=VALUE`.
+/// The filter of one flag `--filter NAME=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageFilter {
-    /// A pattern, and the repository (all tags) of a name without tag and digest. `None`: any image with a name.
+    /// Passes images that match the pattern, or that have a name in the repository, which is set for a name without tag
+    /// and digest. Outer `None`: passes each image with a name.
     Reference(Option<(Box<PinPattern>, Option<String>)>),
-    /// Whether the image has no tag.
+    /// `true` passes images without a tag. `false` passes images with a tag.
     Dangling(bool),
-    /// Whether no container uses the image.
+    /// `true` passes images that no container uses. `false` passes images that a container uses.
     Unused(bool),
     Pinned(bool),
 }
@@ -34,7 +35,7 @@ impl FromStr for ImageFilter {
             "reference" if !value.is_empty() && value.bytes().all(|byte| byte == b'*') => Ok(Self::Reference(None)),
             "reference" => {
                 let pattern: PinPattern = value.parse().map_err(|error| format!("`{value}`: {error}"))?;
-                // The parser adds a tag to a name without one, so only `value` shows whether the name has a tag.
+                // The parser of patterns adds a tag to a name without one, so the tag is searched for in `value`.
                 let last = value.rsplit('/').next().unwrap_or_default();
                 let is_repository = !value.contains(['*', '@']) && !last.contains(':');
                 let repository = is_repository.then(|| value.parse::<Reference>().ok()).flatten();
@@ -50,7 +51,7 @@ impl FromStr for ImageFilter {
 }
 
 impl ImageFilter {
-    /// Whether an image passes: of the filters with one name, at least one must match.
+    /// Whether an image passes the filters. Of several filters with one name, it must match at least one.
     pub(crate) fn all_pass(filters: &[Self], image: &ImageRow) -> bool {
         filters.iter().all(|filter| {
             let mut alike = filters.iter().filter(|other| discriminant(*other) == discriminant(filter));

@@ -11,7 +11,7 @@ const PARALLEL: &str = "; from 2 on, pulls are not serialized unless that is ask
 const GATES: &str = ": `KubeletEnsureSecretPulledImages=false`; gates that are not about images are ignored";
 const RUNTIME: &str = ": where the kubelet asks for containers; it makes imagelet ask nothing";
 
-/// An option, its key, the kind of its value, and the text of its help after the key.
+/// A kubelet option, the configuration key that it sets, the kind of its value, and the help text after the key's name.
 type KubeletOption = (&'static str, &'static str, OptionKind, &'static str);
 
 const OPTIONS: [KubeletOption; 20] = [
@@ -41,7 +41,7 @@ const OPTIONS: [KubeletOption; 20] = [
 enum OptionKind {
     Percent,
     Number,
-    /// A number. 0 means the default, because a burst of 0 would allow no pull.
+    /// A number. 0 means the default: if it were used as a burst, it would allow no pull.
     Count,
     Duration,
     /// A duration. 0 means the default.
@@ -49,11 +49,11 @@ enum OptionKind {
     Bool,
     Reference,
     Uri,
-    /// `NAME=true,NAME=false`.
+    /// Feature gates: `NAME=true,NAME=false`.
     Gates,
 }
 
-/// Ignored options with a value, of current kubelets and of earlier ones.
+/// Options that are ignored and need a value. They exist in current or in earlier kubelets.
 const WITH_VALUE: &str = "
     address allowed-unsafe-sysctls application-metrics-count-limit authentication-token-webhook-cache-ttl
     authorization-mode authorization-webhook-cache-authorized-ttl authorization-webhook-cache-unauthorized-ttl
@@ -80,7 +80,7 @@ const WITH_VALUE: &str = "
     tls-cipher-suites tls-min-version tls-private-key-file topology-manager-policy topology-manager-policy-options
     topology-manager-scope v vmodule volume-plugin-dir volume-stats-agg-period";
 
-/// Ignored options with an optional value.
+/// Options that are ignored and may have a value, as in `--runonce` or `--runonce=true`.
 const SWITCHES: &str = "
     add-dir-header allow-privileged alsologtostderr anonymous-auth authentication-token-webhook cgroups-per-qos
     contention-profiling cpu-cfs-quota docker-only docker-tls enable-cadvisor-json-endpoints
@@ -91,14 +91,14 @@ const SWITCHES: &str = "
     protect-kernel-defaults redirect-container-streaming register-node register-schedulable rotate-certificates
     rotate-server-certificates runonce seccomp-default skip-headers skip-log-headers storage-driver-secure";
 
-/// Adds the options that set a key. `imagelet help` describes them.
+/// Adds the kubelet options that set a key to the daemon's flags. Only `imagelet help` shows them, not `--help`.
 pub(super) fn add_options(command: Command) -> Command {
     let mut rows = OPTIONS.to_vec();
     rows.dedup_by_key(|(name, ..)| *name);
     of_daemon(command, |command| command.next_help_heading(HEADING).args(rows.iter().map(option)))
 }
 
-/// Accepts the ignored options. Of a repeated option, the last value applies: scripts append to a unit's options.
+/// Accepts the ignored options. The last of repeated options applies, because scripts append options to a unit.
 pub(super) fn accept_ignored(command: Command) -> Command {
     of_daemon(command, |command| command.args(ignored_options()).args_override_self(true))
 }
@@ -123,7 +123,7 @@ fn option(&(name, key, kind, more): &KubeletOption) -> Arg {
 }
 
 impl OptionKind {
-    /// Parses the value of the key. Null means the default.
+    /// Parses the text of an option into the value of its key. A null value means the key's default.
     fn read(self, text: &str) -> Result<Value, String> {
         Ok(match self {
             Percent | Number | Count => match text.parse::<i32>().map_err(|error| error.to_string())? {
@@ -157,7 +157,7 @@ fn go_bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// The option, key and value of each option that sets a key. The last value of a repeated option applies.
+/// Returns option, key and value of each given option that sets a key. The last value of a repeated option applies.
 pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Value)> {
     let Some(matches) = daemon_matches(matches) else { return Vec::new() };
     let value = |&(name, key, kind, _): &KubeletOption| {
@@ -171,7 +171,7 @@ pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Va
     OPTIONS.iter().filter_map(value).collect()
 }
 
-/// The ignored options of the command line, as `--NAME`.
+/// The ignored kubelet options on the command line, each as `--NAME`.
 pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     let Some(matches) = daemon_matches(matches) else { return Vec::new() };
     let is_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
@@ -179,7 +179,7 @@ pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     names.filter(is_given).map(|name| format!("--{name}")).collect()
 }
 
-/// The arguments after `serve` or `config show`.
+/// The parsed arguments of `serve` or `config show`. `None`: the command line has another command.
 fn daemon_matches(matches: &ArgMatches) -> Option<&ArgMatches> {
     match matches.subcommand()? {
         ("serve", daemon) => Some(daemon),

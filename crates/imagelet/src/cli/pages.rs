@@ -1,6 +1,6 @@
 //! The pages of the guide for `imagelet help PAGE`, built in because the host may have no other copy.
 
-/// Pages by file name. The crate's folder links to `docs`, so that a packaged crate contains the pages.
+/// The pages and their names. In the crate's folder, `docs` is a link, so that a packaged crate contains the pages.
 macro_rules! pages {
     ($($name:literal)*) => { &[$(($name, include_str!(concat!("../../docs/", $name, ".md")))),*] };
 }

@@ -54,7 +54,7 @@ pub(crate) struct ServeArgs {
 }
 
 impl ServeArgs {
-    /// Warnings about options without effect. `has_node`: a flag or a file names the node.
+    /// Returns warnings about options without effect. `has_node`: the node has a name, so `--kubeconfig` has an effect.
     pub(crate) fn ignored_options(&self, has_node: bool) -> impl Iterator<Item = String> {
         let names = self.ignored.join(", ");
         let names = (!names.is_empty())

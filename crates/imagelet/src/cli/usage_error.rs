@@ -8,7 +8,7 @@ use super::command;
 use crate::output::Format;
 use imagelet_node::failure::Failure;
 
-/// The output format in a command line that cannot be parsed.
+/// Finds the output format in a command line that clap cannot parse.
 pub(crate) fn format_of(arguments: &[OsString]) -> Format {
     let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy()).take_while(|word| word != "--");
     let mut format = Format::default();
@@ -23,14 +23,14 @@ pub(crate) fn format_of(arguments: &[OsString]) -> Format {
     format
 }
 
-/// Whether the command in a command line that cannot be parsed prints one document per line.
+/// Whether the command in an unparsable command line is `events`, which prints one document per line.
 pub(crate) fn has_lines(arguments: &[OsString]) -> bool {
     let commands = command();
     let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy());
     words.find_map(|word| commands.find_subcommand(&*word)).is_some_and(|found| found.get_name() == "events")
 }
 
-/// The error's message without clap's usage text. clap's tip becomes the hint.
+/// Converts an error of clap to a failure: clap's message without the usage text, and clap's tip as the hint.
 pub(crate) fn usage_failure(error: &clap::Error) -> Failure {
     if error.kind() == ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand {
         return Failure::invalid("a command is missing").or_hint("`imagelet help` lists the commands");

@@ -46,7 +46,7 @@ impl FromStr for Since {
 }
 
 impl Since {
-    /// Whether `at`, in RFC 3339, is the start time or later. A record without a time is not included.
+    /// Whether a record's RFC 3339 time `at` is the start time or later. Without a time, the answer is `false`.
     pub(crate) fn includes(self, at: Option<&str>, now: Timestamp) -> bool {
         let start = match self {
             Self::Ago(ago) => now.checked_sub(ago).unwrap_or(Timestamp::MIN),

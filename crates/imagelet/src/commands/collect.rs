@@ -31,7 +31,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     };
     let is_by_threshold = request.free.is_none() && !request.all_unused;
     let done = match node.ask(request, silences(note)).await {
-        // The given threshold conflicts with a configured one, which the parser of the command line does not know.
+        // `--high` or `--low` conflicts with a configured threshold, which the command line's parser does not know.
         Err(failure) if failure.reason == "InvalidArgument" => {
             print_failure(&failure);
             write_failure(&failure, format, false);
@@ -72,7 +72,7 @@ fn plan(done: &Collected, format: Format) -> Table {
     table.wide(wide).only_if(wide, &["CODE"]).only_if(has_artifacts, &[ARTIFACT])
 }
 
-/// The totals and the disk usage. The disk usage explains a collection without removals.
+/// The totals of a collection and the disk usage, which explains why a collection removes nothing.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let gained = |bytes| format!(", the disk gained {}", ByteSize(bytes));
     let (verdict, would) = if done.dry_run { ("remove", "would remove") } else { ("removed", "removed") };

@@ -52,7 +52,7 @@ pub(super) async fn run(
         let files: Vec<_> = files.into_iter().filter_map(|(key, file)| Some((key, file.as_ref()?))).collect();
         let mut result: Map<String, Value> = files.iter().map(|(key, file)| ((*key).to_owned(), json!(file))).collect();
         result.insert("valid".to_owned(), true.into());
-        // A pull also reports these warnings. The daemon starts in spite of them.
+        // These warnings are no errors: the daemon starts all the same, and each pull reports them, too.
         let warnings = check_registry_files(&settings.images.registry.hosts_dirs);
         for warning in &warnings {
             note(&format!("warning: {warning}"));
@@ -74,7 +74,7 @@ pub(super) async fn run(
     })?)
 }
 
-/// Collects all errors: invalid keys, and rules that the valid keys violate.
+/// Fails with all errors together: invalid keys, and rules that the valid keys violate.
 fn check(arguments: &ServeArgs, environment: &Environment) -> Result<(), ConfigError> {
     let mut sources = Sources::new(environment.clone());
     let kubelet = arguments.kubelet_config.as_deref().map(|file| sources.add_kubelet_file(file));

@@ -26,7 +26,7 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Maximum number of pods requested at the same time. All images of a pod start together.
+/// Maximum number of pods that the command requests at the same time. One request contains all images of a pod.
 const PODS_AT_ONCE: usize = 4;
 
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
@@ -43,7 +43,7 @@ pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
     Manifests::read(&read(&arguments.files)?, &read(&arguments.secrets)?)
 }
 
-/// The file, or the manifests of a folder. As in kubectl, subfolders are skipped.
+/// The files of a path: the file itself, or the manifests in a folder. As in kubectl, subfolders are skipped.
 fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     if !path.is_dir() {
         return Ok(vec![path.to_owned()]);
@@ -57,7 +57,7 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Requests all pods. An unreadable object or a failed image does not stop the others.
+/// Requests all pods from the node. If an object or an image fails, the other pods are requested all the same.
 pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
     for note in &manifests.notes {
@@ -115,7 +115,7 @@ async fn ensure(
     let hearing = Arc::clone(&pod_screen);
     let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
-    // Remove bars that remain after a cancelled request, or if a slow socket has dropped the last step.
+    // A bar remains if the request is cancelled, or if the last step is lost on a slow socket. Remove such bars.
     locked(&pod_screen.shown).clear();
     answer.map_err(|failure| (name, failure))
 }
@@ -128,7 +128,7 @@ struct PodScreen {
     screen: Screen,
     width: usize,
     prefix: String,
-    /// In the order of the request.
+    /// The names of the images in the order of the request: a step names an image by its index.
     images: Vec<String>,
     shown: Mutex<HashMap<usize, Shown>>,
 }
@@ -171,7 +171,7 @@ fn outcome_line(row: &PodImageRow) -> String {
     }
 }
 
-/// The failures of a pod, without duplicates: several containers may use the same image.
+/// The failures of a pod. A failure that several containers share is listed once.
 fn distinct_failures(pod: &PodEnsured) -> Vec<&Failure> {
     let rows = pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty());
     rows.filter_map(|row| row.failure.as_ref()).fold(Vec::new(), |mut distinct, failure| {

@@ -22,7 +22,7 @@ use crate::{
     progress::PullScreen,
 };
 
-/// The interval of progress on a terminal, and the interval for programs.
+/// The interval of progress on a terminal. With JSON or YAML, it is `REPORT_PERIOD`.
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
@@ -64,7 +64,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let request = EventsRequest { follow: true, progress_ms };
     let follower = Mutex::new(Follower { format, since, screen, last: None, before: None, failed: None });
-    // If stdout is closed, the next line ends the command.
+    // Notified if a line cannot be written, for example because stdout is closed. The command then ends.
     let closed = Notify::new();
     let hear = |entry: EventLine| {
         let mut follower = locked(&follower);
@@ -80,7 +80,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
                 Ok(()) => return Ok(ExitCode::SUCCESS),
                 Err(failure) => failure,
             };
-            // JSON and YAML end here. The output for people waits for the daemon's restart.
+            // With JSON or YAML, a failure ends the command. For people, the command waits until the daemon is back.
             if is_document || !is_lost(&failure) {
                 return Err(failure);
             }
@@ -107,7 +107,7 @@ struct Follower {
     since: Option<Since>,
     screen: Option<PullScreen>,
     last: Option<String>,
-    /// The time of the last event before the connection failed. Events up to this time arrive again and are skipped.
+    /// The time of the last event before a reconnection. Events up to this time arrive again and are skipped.
     before: Option<String>,
     failed: Option<io::Error>,
 }
@@ -152,7 +152,7 @@ impl Follower {
     }
 }
 
-/// The line of an event for people. Progress has no line, because bars show it.
+/// The line of an event for people. Progress has no line of text, because bars show it.
 fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
         EventLine::Event(event) => {
@@ -171,7 +171,7 @@ fn time(event: &NodeEvent) -> String {
     event.at.clone().unwrap_or_else(|| "-".into())
 }
 
-/// The pod, `node`, or `-` for a pull by a command.
+/// The object of an event: a pod, `node`, or `-` if the event is about a pull by a command.
 fn object(event: &NodeEvent) -> String {
     if event.pod.is_empty() {
         return if event.node { "node" } else { "-" }.into();

@@ -133,13 +133,13 @@ pub(super) async fn inspect(node: &Node, quiet: bool, name: String, format: Form
                 (if is_artifact { "Files:" } else { "Layers:" }, list(&layers)),
             ]
         });
-        // A runtime reports no details. Then imagelet's row of the artifact has the manifest.
+        // Details exist only for the embedded store. For an artifact in a runtime, imagelet's row has the manifest.
         let manifest = image.artifact.as_ref().filter(|_| found.details.is_none()).map(|it| it.manifest.clone());
         Table::facts(facts.into_iter().chain([("Manifest:", manifest)]).chain(details)).write(out)
     })?)
 }
 
-/// The details that the table shows. Other fields are skipped: the configuration may be too deep for a `Value`.
+/// The details that the table shows. No other field is parsed: the image's configuration may be too deep for a `Value`.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 struct ShownDetails {
@@ -202,7 +202,7 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     table.only_if(usage.artifacts_count > 0, &[ARTIFACT]).optional(&["SHARED", "ID", "REASON"])
 }
 
-/// The first user or pin of an image, and the number of others. A wide table has all of them.
+/// What holds an image: its containers, pins and waiting pods. A narrow table shows the first and counts the rest.
 fn held_by(image: &ImageRow, wide: bool) -> String {
     let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
     let pods = image.awaited_by.iter().map(|pod| format!("awaited by {pod}"));

@@ -50,7 +50,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
     let documents: Vec<_> = removed.iter().map(|(_, one)| one).collect();
     print(format, &json!({ "removed": documents, "failures": failures }), |out| {
         removed.iter().try_for_each(|(image, one)| {
-            // An image requested by its id is also printed with its names.
+            // If the command names the image by its id, the output also contains the image's names.
             let names = if is_id(&one.id, image) { printable(&one.names.join(" ")) } else { String::new() };
             writeln!(out, "{}", format!("{}  {names}", one.id).trim_end())
         })
@@ -58,7 +58,7 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// Whether the text is this id or a prefix of it.
+/// Whether `text` is the id or a prefix of it, with or without `sha256:`.
 fn is_id(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
 }
@@ -73,7 +73,7 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
-    // A pattern that matches no image may be misspelt.
+    // A pattern that matches no image may be misspelt, so the user gets a note.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
         if changed.pattern.starts_with("sha256:")
@@ -163,7 +163,7 @@ pub(super) async fn ask_shown<C: Command>(
     node.ask(request, shown.steps.clone()).await
 }
 
-/// `oci:DIR` is a folder; any other text is a file.
+/// Parses the place of an archive. `oci:DIR` is a folder; any other text is a file.
 fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
     let (path, is_folder) = match text.strip_prefix("oci:") {
         Some(folder) => (folder, true),
@@ -181,14 +181,14 @@ fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
     Ok(ArchivePlace { path: std::path::absolute(path)?, is_folder })
 }
 
-/// The scheme of another tool before an archive, and the text of the hint.
+/// Splits off another tool's scheme, such as `docker-archive:`. Returns the scheme and a hint on what to do instead.
 fn foreign_scheme(text: &str) -> Option<(&str, String)> {
     let (scheme, rest) = text.split_once(':')?;
     let rest = rest.strip_prefix("//").unwrap_or(rest);
     let hint = match scheme {
         "docker" => format!("imagelet pull {}", shown_name(rest)),
         "http" | "https" | "ftp" => "download the file, and give its path".into(),
-        // The form in other tools is `docker-archive:FILE:IMAGE`.
+        // Other tools write `docker-archive:FILE:IMAGE`, so only the part before the next `:` is the file.
         "file" | "docker-archive" | "oci-archive" => {
             format!("give the file alone: {}", rest.split(':').next().unwrap_or_default())
         }
@@ -199,7 +199,7 @@ fn foreign_scheme(text: &str) -> Option<(&str, String)> {
     Some((&text[..text.len() - rest.len()], hint))
 }
 
-/// The real path: the daemon has another working directory, and the store records mounts by their real path.
+/// The real path: a daemon does not share the working directory, and the store knows mounts by their real paths.
 fn absolute(directory: &Path) -> Result<PathBuf, Failure> {
     let absolute = std::path::absolute(directory)?;
     Ok(std::fs::canonicalize(&absolute).unwrap_or(absolute))

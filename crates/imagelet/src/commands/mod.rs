@@ -27,7 +27,7 @@ use crate::{
 use imagelet_node::{config::Environment, failure::Failure, node::Node};
 use target::find_node;
 
-/// 128 plus the number of the signal: SIGINT and SIGTERM.
+/// The exit codes after SIGINT and SIGTERM: 128 plus the number of the signal.
 const EXIT_INTERRUPTED: u8 = 130;
 const EXIT_TERMINATED: u8 = 143;
 
@@ -79,14 +79,14 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
 
 async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
     let format = global.output;
-    // The input is read before the store is opened, so that errors in the input are reported at once.
+    // The command's input is read before the store is opened, so that an error in it is reported without a wait.
     let (mut pulls, mut manifests) = (Vec::new(), Manifests::default());
     match &command {
         Command::Pull(arguments) => pulls = pull::read(arguments, environment)?,
         Command::Ensure(arguments) => manifests = ensure::read(arguments)?,
         _ => {}
     }
-    // A signal is the usual end of `events -f`, so no message is printed.
+    // `events -f` normally ends by a signal, so the signal is not reported as a failure.
     let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
     let again = async |access| find_node(global, environment, access).await;
     let opened = again(command.store_access()).await?;
@@ -139,12 +139,12 @@ async fn unless_interrupted(command: impl Future<Output = Result<ExitCode, Failu
     }
 }
 
-/// Waits for SIGINT or SIGTERM, and returns the exit code. The caller then drops the command, which cancels its work.
+/// Waits for SIGINT or SIGTERM, and returns the exit code. The caller then drops the command's future, which ends it.
 async fn interrupted() -> ExitCode {
     use tokio::signal::unix::{SignalKind, signal};
     let (Ok(mut terminate), Ok(mut interrupt)) = (signal(SignalKind::terminate()), signal(SignalKind::interrupt()))
     else {
-        // Without handlers, the signals end the process directly.
+        // If the handlers cannot be installed, a signal ends the process directly, and this future never ends.
         return std::future::pending().await;
     };
     tokio::select! {

@@ -127,7 +127,7 @@ fn import_details(status: &ImportStatus) -> Table {
         Some(folders) => folders.join(", "),
         None => "not reported by the runtime; imagelet uses its own `registry.configPath`".to_owned(),
     };
-    // With `never`, the runtime is not queried.
+    // In the mode `never`, the daemon does not query the runtime, so the table has no rows about the runtime.
     let asked = |text: String| Some(text).filter(|_| status.mode != "never");
     let known = |text: &Option<String>| asked(text.clone().unwrap_or_else(|| "unknown".into()));
     Table::facts([

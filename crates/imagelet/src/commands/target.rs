@@ -18,18 +18,18 @@ use imagelet_oci::Access;
 use crate::cli::{Global, ServeArgs};
 use crate::sources::sources;
 
-/// Timeout of an answer from a daemon or runtime if `--timeout` is not set.
+/// The default of `--timeout`, the maximum wait for an answer from a daemon or runtime.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const STORE_LOCK_WAIT: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
 pub(super) enum Target {
     Daemon(RemoteNode),
-    /// The store or the runtime of these settings, used in this process.
+    /// This process uses the store or the runtime of these settings, without a daemon.
     Here(Box<Settings>),
 }
 
-/// Finds the node. Opens the store or runtime if the node is in this process.
+/// Finds the node of a command. If no daemon is its node, this process opens the store or connects to the runtime.
 pub(super) async fn find_node(global: &Global, environment: &Environment, access: Access) -> Result<Node, Failure> {
     match find_target(global, environment).await? {
         Target::Daemon(node) => Ok(Node::Remote(node)),
@@ -37,20 +37,20 @@ pub(super) async fn find_node(global: &Global, environment: &Environment, access
     }
 }
 
-/// Finds the target of a command and opens nothing. Fails if a daemon is named or configured, or its socket exists, and
-/// the daemon does not answer: the store in this process may differ from the daemon's store.
+/// Finds the target of a command, and opens no store. If a daemon is configured or its socket exists, but it does not
+/// answer, the command fails: a store that this process opens may not be the daemon's.
 pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
     if let Some(endpoint) = &global.endpoint {
         let node = RemoteNode::new(parse_endpoint(endpoint)?.path(), patience(global));
         match node.probe().await {
-            // This process calls the CRI runtime directly.
+            // The endpoint is that of a CRI runtime. This process calls the runtime directly.
             Probed::OtherCri => {
                 let mut sources = sources_of(global, environment)?;
                 sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
                 return Ok(Target::Here(Box::new(within(patience(global), &sources)?)));
             }
             Probed::Silent(error) => return Err(node.unreachable(&error)),
-            // A missing socket is reported by the first request.
+            // If the socket does not exist, the first request to the node fails.
             Probed::Ours | Probed::Missing => return Ok(Target::Daemon(node)),
         }
     }
@@ -67,10 +67,10 @@ pub(super) async fn find_target(global: &Global, environment: &Environment) -> R
     Ok(Target::Here(Box::new(within(patience(global), &sources)?)))
 }
 
-/// The configuration of a command that runs in this process.
+/// The configuration of a command other than `serve`.
 pub(super) fn sources_of(global: &Global, environment: &Environment) -> Result<Sources, Failure> {
     let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    // For a command, the variable `IMAGELET_STORE` has the same meaning as the flag.
+    // For a command, IMAGELET_STORE overrides the runtime in the configuration file, as `--store` does.
     sources(&arguments, &Global { is_store_typed: true, ..global.clone() }, environment)
 }
 
@@ -78,7 +78,7 @@ fn patience(global: &Global) -> Duration {
     global.timeout.map_or(ANSWER_MAX, |timeout| if timeout.is_zero() { Duration::MAX } else { timeout })
 }
 
-/// Whether a daemon answers. Fails if another program answers, no process answers, or a configured socket is missing.
+/// Whether a daemon answers. `false`: the socket is missing, and is not configured. All other cases are errors.
 fn daemon_answers(probed: Probed, socket: &Path, is_configured: bool) -> Result<bool, Failure> {
     let error = match probed {
         Probed::Ours => return Ok(true),
@@ -110,7 +110,7 @@ async fn open(settings: Settings, global: &Global, environment: &Environment, ac
     Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
 }
 
-/// The settings of a command. `--timeout` limits the configured request timeout.
+/// The settings of a command. `patience` is the upper limit of the configured request timeout.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let settings = sources.settings()?;
     if settings.node.request_timeout <= patience {
@@ -121,7 +121,7 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     Ok(sources.settings()?)
 }
 
-/// For a reader, an absent default store counts as empty, and a named store must exist.
+/// A command that only reads treats a missing store as empty if no flag or setting names the store. Otherwise it fails.
 fn named_access(access: Access, is_named: bool) -> Access {
     match access {
         Access::Read { .. } => Access::Read { or_empty: !is_named },

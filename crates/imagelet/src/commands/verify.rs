@@ -54,8 +54,9 @@ pub(super) async fn verify(
     Ok(exit_code(verified.damaged))
 }
 
-/// Checks damage again as the owner of the store, so that no image is removed meanwhile and damage is marked. If
-/// another process owns the store, damage is not marked, and images that were removed meanwhile are dropped.
+/// Checks damaged images again with write access to the store: no other process can then remove an image, and the store
+/// marks the damage. If another process has write access, the check only reads, and drops images that were removed
+/// before it.
 async fn confirm(
     again: impl AsyncFn(Access) -> Result<Node, Failure>,
     screen: &Screen,
@@ -81,7 +82,7 @@ async fn confirm(
             let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
             match ask_shown(&node, screen, SHOWN, request).await {
                 Ok(again) => found.images.extend(again.images),
-                // The image was removed after the first check.
+                // Another process has removed the image after the first check.
                 Err(failure) if failure.reason == "NotFound" => {}
                 Err(failure) => return Err(failure),
             }
@@ -108,7 +109,7 @@ fn table(verified: &Verified, format: Format) -> Table {
     Table::new(["NAME", "ID", "LAYERS", "FILES", "READ", "RESULT"]).rows(rows)
 }
 
-/// For example `3 ok` or `2 ok, 1 damaged`.
+/// The layers by result, for example `3 ok` or `2 ok, 1 damaged`.
 fn layers(image: &VerifiedImage) -> String {
     let counts = ["ok", "damaged", "repaired"].into_iter().filter_map(|word| {
         let count = image.layers.iter().filter(|layer| layer.part.result == word).count();
@@ -117,7 +118,7 @@ fn layers(image: &VerifiedImage) -> String {
     or_dash(&counts.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
-/// Findings by image. A finding that two images share is printed once.
+/// Prints the findings of each image. For a layer that several images share, prints the findings once.
 fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
     part(out, "store", &verified.store)?;
     let mut printed: Vec<&str> = Vec::new();

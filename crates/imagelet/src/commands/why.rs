@@ -47,7 +47,7 @@ pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format
     })?)
 }
 
-/// Prints one image. `shown` is the part of its history to print.
+/// Prints one image. `shown` is the part of its history that `--since` selects.
 fn one(
     image: &WhyImage,
     shown: &[&WhyHappening],
@@ -111,12 +111,12 @@ fn standing(image: &WhyImage) -> String {
     }
 }
 
-/// The last removal. `None`: the image was stored again later, or was never removed.
+/// The removal of the image, if no later event made it present again. `None`: no removal is in effect.
 fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
     last_move(image).filter(|last| last.what == "removed")
 }
 
-/// Whether the image is absent without a recorded removal.
+/// Whether the image is absent although its last recorded event made it present.
 fn is_gone(image: &WhyImage) -> bool {
     image.now.is_none() && last_move(image).is_some_and(|last| last.what != "removed")
 }
@@ -216,7 +216,7 @@ fn explained(happening: &WhyHappening) -> String {
     parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// The manifest and blobs that each host sent, in the order of the configuration.
+/// Formats what each host sent to a pull: whether the manifest, how many blobs and bytes, and which failures.
 fn senders(hosts: &[WhyHost]) -> Option<String> {
     let sender = |host: &WhyHost| {
         let mut parts: Vec<String> = Vec::new();
@@ -236,7 +236,7 @@ fn senders(hosts: &[WhyHost]) -> Option<String> {
     (!hosts.is_empty()).then(|| format!("hosts: {}", hosts.iter().map(sender).collect::<Vec<_>>().join(", ")))
 }
 
-/// The code and its inputs, such as `room frees=8429568 idleSeconds=69`.
+/// Formats the code of a decision with its inputs, such as `room frees=8429568 idleSeconds=69`.
 pub(super) fn coded(code: &str, inputs: &Value) -> String {
     fn spell(name: &str, value: &Value, out: &mut String) {
         match value {
@@ -253,7 +253,7 @@ pub(super) fn coded(code: &str, inputs: &Value) -> String {
     text
 }
 
-/// Formats an RFC 3339 time for people. All times are UTC.
+/// Formats an RFC 3339 time, which is always in UTC, for people.
 fn clock(text: &str) -> String {
     text.replacen('T', " ", 1).trim_end_matches('Z').to_owned()
 }

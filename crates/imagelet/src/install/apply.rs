@@ -19,27 +19,27 @@ use imagelet_node::{
 };
 
 const PROBE_MAX: Duration = Duration::from_secs(5);
-/// Timeout of one `systemctl` call, which waits until the daemon is ready.
+/// Timeout of one `systemctl` call. To start the service, `systemctl` waits until the daemon is ready.
 const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
-/// PATH for `systemctl` on a pod's host.
+/// The variable PATH for `systemctl` if a pod calls it on the pod's host.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHOWN_MAX: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
-    /// `probe`, `write`, `keep`, `protect`, `remove`, `check`, `run`, `await` or `advice`.
+    /// The kind of the step: `probe`, `write`, `keep`, `protect`, `remove`, `check`, `run`, `await` or `advice`.
     pub(super) step: &'static str,
-    /// A path, an endpoint or a command.
+    /// The path, endpoint or command that the step concerns; empty for advice.
     pub(super) target: String,
-    /// `done`, `planned`, `unchanged`, `open` or `failed`.
+    /// `done`, `planned` for a dry run, `unchanged`, `open` for advice to the administrator, or `failed`.
     pub(super) result: &'static str,
     pub(super) detail: String,
 }
 
-/// Runs the steps until one fails, or only reports them with `--dry-run`. `check` loads a file as the daemon does.
+/// Runs the steps until one fails; with `--dry-run`, runs none. `check` checks a configuration file as the daemon does.
 pub(super) async fn apply(
     steps: &[Step],
     root: &Path,

@@ -20,7 +20,7 @@ use super::{
 use imagelet_node::failure::Failure;
 
 const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
-/// The possible paths of the program in another root file system.
+/// The paths at which another root file system (`--root`) may have the program.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
 pub(super) const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
@@ -30,7 +30,7 @@ const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Systemd {
     Running,
-    /// Another root file system (`--root`): units can be enabled, but not started.
+    /// The host is another root file system (`--root`): `install` can enable its units, but cannot start them.
     Offline,
     #[default]
     Absent,
@@ -38,12 +38,12 @@ pub(super) enum Systemd {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Kubelet {
-    /// `--config-dir`. `None`: the flag is not set, or no kubelet runs.
+    /// The absolute path in the flag `--config-dir`. `None`: no kubelet runs, or its flags contain no such path.
     pub(super) config_dir: Option<PathBuf>,
     pub(super) image_endpoint_flag: Option<String>,
 }
 
-/// The input of a plan. Its paths do not contain the path of `--root`.
+/// The facts about a host that a plan needs. Paths are relative to the host's root: they do not begin with `--root`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostFacts {
     pub(super) files: BTreeMap<PathBuf, FileState>,
@@ -55,21 +55,21 @@ pub(super) struct HostFacts {
     pub(super) kubelet: Kubelet,
 }
 
-/// What exists on the host besides the files of an installation.
+/// Things that may exist on the host besides the files that `install` writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostParts {
-    /// A package has installed the units.
+    /// Whether a package has installed the systemd units.
     pub(super) package: bool,
     pub(super) state: bool,
-    /// The file of the daemon's socket, even if no process listens.
+    /// Whether the daemon's socket exists as a file. It may exist although no process listens.
     pub(super) socket: bool,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostConfiguration {
-    /// The mode of the existing configuration file; 0 without a file.
+    /// The permission bits of the configuration file. 0: the file is absent.
     pub(super) mode: u32,
-    /// The runtime's endpoint in an existing file that `install` does not replace.
+    /// The runtime's endpoint in a configuration file that `install` keeps. `None`: there is no such file or endpoint.
     pub(super) endpoint: Option<String>,
     /// The keys of `--base-configuration`.
     pub(super) base: Map<String, Value>,
@@ -81,7 +81,7 @@ impl HostFacts {
     }
 }
 
-/// Reads the facts of the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration file.
+/// Reads the facts about the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration file.
 pub(super) fn gather(
     request: &InstallArgs,
     root: &Path,
@@ -101,7 +101,7 @@ pub(super) fn gather(
     }
     let there = |path: &str| below(root, Path::new(path)).is_ok_and(|path| path.exists());
     let endpoint = match files.get(Path::new(CONFIGURATION)) {
-        // An uninstallation must also work with an invalid file.
+        // Only an installation parses the file. An uninstallation must also work with an invalid file.
         Some(state) if state.is_kept() && request.role.is_some() => {
             endpoint_of(&below(root, Path::new(CONFIGURATION))?)?
         }
@@ -128,7 +128,7 @@ pub(super) fn gather(
     })
 }
 
-/// The path below `root`. Fails on a symbolic link in another root file system: the link may lead to this host.
+/// Appends `path` to `root`. In another root than `/`, a symbolic link is an error: it may lead to a file of this host.
 pub(super) fn below(root: &Path, path: &Path) -> Result<PathBuf, Failure> {
     let mut place = root.to_owned();
     for part in path.components().skip(1) {
@@ -150,7 +150,7 @@ fn program(request: &InstallArgs, root: &Path, is_live: bool) -> Result<PathBuf,
         });
     }
     let program = if request.is_from_pod { PROGRAM.into() } else { std::env::current_exe()? };
-    // systemd starts the program as root, so no other user may be able to change it.
+    // systemd runs the program as root, so no other user may be able to change it.
     trusted_files::open(&program)
         .map_err(|error| Failure::because(format!("`{}` may not be a service", program.display()), &error))?;
     Ok(program)
@@ -166,14 +166,14 @@ fn running_kubelet() -> Kubelet {
     let found = processes.find_map(|entry| {
         let mut line = Vec::new();
         let file = fs::File::open(entry.path().join("cmdline")).ok()?;
-        // A process that has ended meanwhile is skipped.
+        // A process that ends during the search is skipped.
         file.take(COMMAND_LINE_LENGTH_MAX).read_to_end(&mut line).ok()?;
         kubelet_of(&line)
     });
     found.unwrap_or_default()
 }
 
-/// Parses a command line of `/proc` as Go parses flags, with one or two dashes. `None`: the program is no kubelet.
+/// Parses a command line of `/proc`. Like Go, accepts flags with one or two dashes. `None`: the program is no kubelet.
 fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
     let mut arguments = line.split(|byte| *byte == 0).map(|argument| Path::new(OsStr::from_bytes(argument)));
     if arguments.next()?.file_name()? != "kubelet" {

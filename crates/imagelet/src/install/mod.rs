@@ -1,6 +1,6 @@
-//! `imagelet install`: installs a systemd service on a host, between kubelet and runtime or beside them, and
-//! uninstalls it. `plan` decides the steps from the request and facts about the host. Each written file contains the
-//! digest of its content, so that a file that an administrator has changed is recognised and kept.
+//! `imagelet install`: installs a systemd service on a host, between kubelet and runtime or beside them, and uninstalls
+//! it. `plan` derives the steps from the flags and from facts about the host. Each file that `install` writes contains
+//! the digest of its content: a file that an administrator has changed is recognised by it, and kept.
 
 mod apply;
 mod contents;
@@ -35,9 +35,9 @@ use imagelet_node::{
     serve::check_files,
 };
 
-/// The program that `pod install` copies to the host.
+/// The path on the host to which `pod install` copies the program.
 const PROGRAM: &str = "/opt/imagelet/imagelet";
-/// The socket path in the systemd unit and the package.
+/// The daemon's socket. The systemd unit `imagelet.socket` names the same path.
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
 const SOCKET_FOLDER: &str = "/run/imagelet";
 const CONFIGURATION_FOLDER: &str = "/etc/imagelet";
@@ -46,7 +46,7 @@ const SERVICE_UNIT: &str = "/etc/systemd/system/imagelet.service";
 const SOCKET_UNIT: &str = "/etc/systemd/system/imagelet.socket";
 const KUBELET_UNIT_FOLDER: &str = "/etc/systemd/system/kubelet.service.d";
 const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-imagelet.conf";
-/// The folder of the kubelet's drop-ins if the kubelet has no `--config-dir`.
+/// The folder for the kubelet's configuration drop-in if neither the command line nor the running kubelet names one.
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";
 const KUBELET_CONFIG_NAME: &str = "90-imagelet.conf";
 

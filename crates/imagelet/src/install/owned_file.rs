@@ -14,25 +14,25 @@ use imagelet_core::{
 
 use imagelet_node::failure::Failure;
 
-/// The start of the first line. `#` starts a comment in systemd units and in YAML.
+/// The start of each file that `install` writes. `#` starts a comment both in systemd units and in YAML.
 const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
-/// The mode of the daemon's configuration, which may contain passwords of proxies.
+/// The file mode of the daemon's configuration, which may contain passwords of proxies.
 pub(super) const PRIVATE: u32 = 0o600;
-/// The mode of units and drop-ins, which contain no secrets.
+/// The file mode of systemd units and kubelet drop-ins, which contain no secrets.
 pub(super) const PUBLIC: u32 = 0o644;
-/// A longer file was not written by `install`.
+/// Maximum size of a file that `install` writes, in bytes. A longer file has another author.
 const LENGTH_MAX: usize = 1 << 20;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) enum FileState {
     #[default]
     Absent,
-    /// Written by `install` with this content, and unchanged.
+    /// `install` wrote the file with this content, and nothing has changed it.
     Unchanged(String),
-    /// Written by `install`, and changed afterwards.
+    /// `install` wrote the file, and an administrator has changed it.
     Changed,
-    /// Written by an administrator or a package.
+    /// An administrator or a package wrote the file.
     Foreign,
 }
 
@@ -56,7 +56,7 @@ impl FileState {
         }
     }
 
-    /// Whether the file may contain an administrator's changes.
+    /// Whether `install` keeps the file, because it may contain an administrator's changes.
     pub(super) fn is_kept(&self) -> bool {
         matches!(self, Self::Changed | Self::Foreign)
     }
@@ -66,7 +66,7 @@ fn text(content: &str) -> String {
     format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str())
 }
 
-/// Reads a file. A file longer than `length_max` fails with `FileTooLarge`.
+/// Reads a file. Fails with `FileTooLarge` if the file is longer than `length_max` bytes.
 pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>> {
     read_at_most(fs::File::open(path)?, length_max as u64)
 }
@@ -75,7 +75,7 @@ pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure
     replace(path, text(content).as_bytes(), mode)
 }
 
-/// The permissions of a file; 0 if the file is absent.
+/// The permission bits of a file. 0: the file is absent.
 pub(super) fn mode(path: &Path) -> u32 {
     fs::metadata(path).map_or(0, |file| file.permissions().mode() & 0o7777)
 }
@@ -84,7 +84,7 @@ pub(super) fn protect(path: &Path) -> Result<(), Failure> {
     fs::set_permissions(path, fs::Permissions::from_mode(PRIVATE)).map_err(|error| of_path("protect", path, &error))
 }
 
-/// Replaces a file durably and atomically, and creates its folder. A crash leaves the previous or the new file.
+/// Replaces a file durably and creates its folder. After a crash, the file has either the previous or the new content.
 pub(super) fn replace(path: &Path, bytes: &[u8], mode: u32) -> Result<(), Failure> {
     let replaced = || {
         let folder = path.parent().unwrap_or(Path::new("/"));

@@ -15,7 +15,7 @@ use super::{
 const START: &[&str] = &["start", "imagelet.service"];
 const RESTART: &[&str] = &["restart", "imagelet.service"];
 
-/// One step. Its paths do not contain the path of `--root`.
+/// A step of an installation or uninstallation. Paths are relative to the host's root: they do not begin with `--root`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     ProbeRuntime(String),
@@ -23,7 +23,7 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
-    /// Sets mode 0600 on an existing file that every user can read.
+    /// Sets mode 0600 on an existing file that every user can read now.
     Protect(&'static str),
     Keep {
         path: PathBuf,
@@ -32,14 +32,14 @@ pub(super) enum Step {
     Remove(PathBuf),
     /// Removes the folder if it is empty.
     RemoveFolder(&'static str),
-    /// Checks this text as the daemon's configuration. `None`: checks the existing file.
+    /// Checks whether the daemon accepts this text as its configuration. `None`: checks the existing file.
     CheckConfiguration(Option<String>),
     Systemctl(&'static [&'static str]),
     AwaitDaemon,
     Advise(String),
 }
 
-/// All steps in order. The error names the change that the administrator must make first.
+/// Returns the steps in the order of execution. Fails if the administrator must first change the host or the command.
 pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
     match request.role {
         Some(role) => install(role, request, host),
@@ -62,7 +62,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     if is_live {
         steps.push(Step::ProbeRuntime(endpoint));
     }
-    // The check comes before the write, so that no running daemon is restarted with an invalid configuration.
+    // The text is checked before it is written, so that the daemon never restarts with an invalid configuration.
     let content = match &configuration {
         Step::Write { content, .. } => Some(content.clone()),
         _ => None,
@@ -88,7 +88,7 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     steps.extend(reload(is_live));
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
-        // This also starts the socket. A running daemon may still use the old files, so it is restarted.
+        // Either verb also starts the socket. A daemon that runs with old files is restarted.
         let verb = if request.keep_running && !has_writes(&steps) { START } else { RESTART };
         steps.push(Step::Systemctl(verb));
         steps.push(Step::AwaitDaemon);
@@ -149,7 +149,7 @@ fn configuration(request: &InstallArgs, host: &HostFacts) -> Result<(String, Ste
     Ok((endpoint, owned(host, path, content)?))
 }
 
-/// The steps for the kubelet. They run after the daemon has answered.
+/// The steps that connect the kubelet to the daemon. They must run after the daemon has answered.
 fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec<Step>, Failure> {
     let mut steps = vec![owned(host, Path::new(KUBELET_UNIT_DROP_IN), contents::KUBELET_UNIT.into())?];
     let folder = kubelet_config_dir(request, host);
@@ -163,7 +163,7 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
         )));
     }
     if kubelet.config_dir.as_ref() == Some(&folder) {
-        // Pods keep running while the kubelet restarts.
+        // `install` may restart the kubelet, because pods keep running meanwhile.
         steps.extend(restarts.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
     } else {
         let folder = folder.display();
@@ -183,19 +183,19 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
 fn without_kubelet(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Vec<Step> {
     let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
     let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
-    // The folder of the other drop-in stays: the kubelet's `--config-dir` may name it, and then the kubelet needs it.
+    // Only the folder of the unit drop-in is removed. The kubelet's `--config-dir` may name the other drop-in's folder.
     if steps.contains(&Step::Remove(KUBELET_UNIT_DROP_IN.into())) {
         steps.push(Step::RemoveFolder(KUBELET_UNIT_FOLDER));
     }
     if is_live && steps.iter().any(|step| matches!(step, Step::Remove(_))) {
         steps.extend(reload(true));
-        // Until its restart, the kubelet uses imagelet's socket. Pods keep running.
+        // The kubelet uses imagelet's socket until it is restarted. Its pods keep running.
         steps.push(Step::Systemctl(&["try-restart", "kubelet.service"]));
     }
     steps
 }
 
-/// The kubelet's steps come first: a kubelet does not start if its image socket is absent.
+/// The kubelet's steps come first: a kubelet that is configured for imagelet's socket cannot start without the socket.
 fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     let is_live = host.systemd == Systemd::Running;
     let mut steps = without_kubelet(request, host, is_live);
@@ -215,7 +215,7 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
         steps.extend(reload(is_live));
     }
     if are_ours && !host.there.package && host.there.socket {
-        // systemd closes a socket but does not remove its file.
+        // systemd closes the socket but does not remove its file.
         steps.extend([Step::Remove(SOCKET.into()), Step::RemoveFolder(SOCKET_FOLDER)]);
     }
     if let Some(step) = removal(host, CONFIGURATION.into()) {

@@ -1,15 +1,15 @@
 //! `pod install`: enters the mount namespace of the pod's host, copies the program there and runs `install` there.
 //!
 //! ```text
-//! /opt/imagelet/imagelet        the program; while it exists, the host belongs to the pod's installation
+//! /opt/imagelet/imagelet        the program; while it exists, `pod install` manages the host
 //! /opt/imagelet/config.yaml     the pod's part of the daemon's configuration
 //! /opt/imagelet/http-token      the token of the HTTP server
 //! /opt/imagelet/proxy-password  the password for the proxies in the configuration
-//! /opt/imagelet/installed       a digest of the files above and the arguments of the last successful installation
-//! /usr/local/bin/imagelet       a link to the program, unless this path exists
+//! /opt/imagelet/installed       digests of the files above and of the arguments, written after a successful run
+//! /usr/local/bin/imagelet       a link to the program, if no other file has this path
 //! ```
 //!
-//! The program is written first and removed last, so that an interrupted attempt can be repeated.
+//! `pod install` writes the program first and removes it last, so that an interrupted attempt can be repeated.
 
 use std::{
     fs, io,
@@ -46,10 +46,10 @@ const LINK: &str = "/usr/local/bin/imagelet";
 const PROGRAM_LENGTH_MAX: usize = 512 << 20;
 const SECRET_LENGTH_MAX: usize = 4096;
 
-/// The path and the content of a file for root only. `None`: the pod has no such file.
+/// A file that only root can read: its path on the host, and its content. `None`: the pod has no such file.
 type PrivateFile = (&'static str, Option<Vec<u8>>);
 
-/// **Invariant:** the process has one thread. The kernel moves only the calling thread into a mount namespace.
+/// **Invariant:** the process has one thread, because the kernel moves only the calling thread into a mount namespace.
 pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let PodInstallArgs { host_namespace, http_token, proxy_password, install } = arguments;
     let read =
@@ -74,7 +74,7 @@ pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<E
     if install.uninstall { take_back(install, format) } else { set_up(install, &program, &private, format) }
 }
 
-/// Enters the mount namespace of the host. All later paths are the host's.
+/// Enters the mount namespace of the host. From then on, this process opens each path on the host.
 fn enter(namespace: &Path) -> Result<(), Failure> {
     let failed = |error: &io::Error| {
         Failure::because(format!("could not enter the mount namespace `{}`", namespace.display()), error)
@@ -102,7 +102,7 @@ fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format:
     let wanted = record(program, private, &install);
     let has_program = read_bounded(Path::new(PROGRAM), PROGRAM_LENGTH_MAX).is_ok_and(|there| there == program);
     let keep_running = has_program && fs::read_to_string(INSTALLED).is_ok_and(|there| there == wanted);
-    // The record is absent until this attempt succeeds. Without it, the next attempt restarts the daemon.
+    // `INSTALLED` is absent until the installation succeeds. After a failed attempt, the next one restarts the daemon.
     remove(Path::new(INSTALLED))?;
     if !keep_running {
         replace(Path::new(PROGRAM), program, 0o755)?;
@@ -113,7 +113,7 @@ fn set_up(install: InstallArgs, program: &[u8], private: &[PrivateFile], format:
             None => remove(Path::new(path))?,
         }
     }
-    // The link is optional: the path may be an administrator's file, or the folder may be read-only.
+    // A failure is ignored. An administrator's file may have the path of the link, or the folder may be read-only.
     let _is_there = symlink(PROGRAM, LINK);
     run(InstallArgs { keep_running, ..install }, format)?;
     replace(Path::new(INSTALLED), wanted.as_bytes(), 0o600)?;
@@ -139,7 +139,7 @@ fn run(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     runtime.block_on(super::run(install, &environment, format))
 }
 
-/// Removes these files, temporary files of an interrupted attempt, and the folder if it is empty then.
+/// Removes the files and their temporary copies, which an interrupted attempt may leave. Removes the folder if empty.
 fn remove_files(paths: &[&str]) -> Result<ExitCode, Failure> {
     for path in paths.iter().map(Path::new) {
         remove(&new_of(path))?;
@@ -149,7 +149,7 @@ fn remove_files(paths: &[&str]) -> Result<ExitCode, Failure> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Creates the folder. Fails if another user than root can write into it: systemd starts its program as root.
+/// Creates the program's folder. Fails if another user than root can write into it: systemd runs the program as root.
 fn check_folder() -> Result<(), Failure> {
     let folder = Path::new(FOLDER);
     fs::create_dir_all(folder).map_err(|error| of_path("create", folder, &error))?;
@@ -160,7 +160,7 @@ fn check_folder() -> Result<(), Failure> {
     Err(Failure::new("FailedPrecondition", format!("`{FOLDER}` is no folder that root alone may change")))
 }
 
-/// Digests of the program, the private files and the arguments. Equal digests: a running daemon is not restarted.
+/// Digests of all that is installed: if they differ from those of the last installation, the daemon is restarted.
 fn record(program: &[u8], private: &[PrivateFile], install: &InstallArgs) -> String {
     let contents = private.iter().map(|(_, content)| content.as_deref().unwrap_or_default());
     let arguments = format!("{install:?}");

@@ -3,25 +3,25 @@
 use serde_json::{Value, value::RawValue};
 use serde_saphyr::DuplicateKeyPolicy;
 
-/// Maximum bytes of a file of manifests. An operator's bundle has a few megabytes.
+/// Maximum size of a manifest file in bytes. An operator's bundle has a few megabytes.
 pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
 pub(super) const DOCUMENTS_MAX: usize = 10_000;
-/// Maximum nesting of lists and objects. A pod template in a `CronJob` in a `List` has a dozen levels.
+/// Maximum nesting depth of lists and objects. A pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
-/// Maximum number of values in a file, including values repeated by aliases.
+/// Maximum number of values in a file. A value that a YAML alias repeats counts again.
 pub(super) const NODES_MAX: usize = 400_000;
 const ALIASES_MAX: usize = 1_000;
 
-/// A document that is not empty, or the reason why it cannot be parsed.
+/// A document of a manifest file: its content, or the reason why the content cannot be parsed.
 pub(crate) struct Document {
-    /// The first line of the content.
+    /// The number of the line in the file where the document's content starts.
     pub(crate) line: u64,
     pub(crate) read: Result<Value, String>,
-    /// The line of a repeated key. The key's last value applies.
+    /// The number of a line that repeats a key. The key's last value applies. `None`: no key is repeated.
     pub(super) repeated: Option<u64>,
 }
 
-/// The text of a file in UTF-8 or UTF-16, with or without a byte order mark. `None`: another encoding.
+/// Decodes a file in UTF-8 or UTF-16, with or without a byte order mark. `None`: the file has another encoding.
 pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
     let wide = |bytes: &[u8], read: fn([u8; 2]) -> u16| {
         let units: Vec<u16> = bytes.chunks_exact(2).map(|pair| read([pair[0], pair[1]])).collect();
@@ -31,7 +31,7 @@ pub(crate) fn decode(bytes: Vec<u8>) -> Option<String> {
         [0xef, 0xbb, 0xbf, text @ ..] => String::from_utf8(text.to_vec()).ok(),
         [0xff, 0xfe, text @ ..] => wide(text, u16::from_le_bytes),
         [0xfe, 0xff, text @ ..] => wide(text, u16::from_be_bytes),
-        // Without a byte order mark: a manifest starts with an ASCII character.
+        // Without a byte order mark, the zero byte shows the order: a manifest starts with an ASCII character.
         [first, 0, ..] if *first != 0 => wide(&bytes, u16::from_le_bytes),
         [0, second, ..] if *second != 0 => wide(&bytes, u16::from_be_bytes),
         _ => String::from_utf8(bytes).ok(),
@@ -65,7 +65,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
     for whole in text.split_inclusive('\n') {
         let rest =
             whole.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        // The line is a YAML directive or ends a document.
+        // Whether the line is a YAML directive (`%YAML`) or the end of a document (`...`).
         let is_other = whole.starts_with('%') || whole.trim_end() == "...";
         if rest.is_some() || is_other {
             end(from, at, first);
@@ -79,7 +79,7 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
     found
 }
 
-/// The objects of concatenated JSON. `None`: the text does not start with a JSON object or list.
+/// Splits concatenated JSON into values, each with its line number. `None`: no JSON object or list is at the start.
 fn concatenated(text: &str, first: u64) -> Option<Vec<(u64, &str)>> {
     if !text.trim_start().starts_with(['{', '[']) {
         return None;
@@ -118,7 +118,7 @@ fn document(line: u64, text: &str, nodes_left: &mut usize) -> Document {
             alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: *nodes_left },
             duplicate_keys: duplicate_keys,
             with_snippet: false,
-            // `on` and `no` are strings here; only `true` and `false` are booleans.
+            // Only `true` and `false` are booleans. `on` and `no` are strings, for example names.
             strict_booleans: true,
         };
         serde_saphyr::from_str_with_options::<Option<Value>>(text, options)
@@ -149,7 +149,7 @@ fn is_comment(line: &str) -> bool {
     line.trim().is_empty() || line.trim_start().starts_with('#')
 }
 
-/// Removes fields with the value `null`, which equal absent fields. Returns the number of values.
+/// Removes fields with the value `null`, which mean the same as absent fields. Returns the number of remaining values.
 fn remove_nulls(value: &mut Value) -> usize {
     1 + match value {
         Value::Object(fields) => {

@@ -1,5 +1,5 @@
-//! Kubernetes manifests for `ensure`, and the requests to a node for their pods. As in the API server, a pod gets the
-//! default values and the pull secrets of its service account.
+//! Kubernetes manifests for `ensure`, and the requests to a node for their pods. As in the API server, absent fields
+//! get default values, and a pod without pull secrets gets those of its service account.
 
 mod documents;
 mod objects;
@@ -13,7 +13,7 @@ use imagelet_node::{
 };
 use objects::{Objects, PodManifest};
 
-/// Maximum number of kinds that a note names.
+/// Maximum number of object kinds that a message lists.
 const KINDS_NAMED_MAX: usize = 8;
 
 /// A manifest file. It has no `Debug`, because the text may contain a secret.
@@ -25,9 +25,9 @@ pub(crate) struct ManifestFile {
 #[derive(Debug, Default)]
 pub(crate) struct Manifests {
     pub(crate) pods: Vec<PodRequest>,
-    /// Notes for the user. A pod with a note is requested all the same.
+    /// Warnings for the user, for example about a missing pull secret. The pods in question are requested all the same.
     pub(crate) notes: Vec<String>,
-    /// Unreadable objects, by their name in messages. All other objects are requested.
+    /// The objects that cannot be used, each with its name in messages. The pods in all other objects are requested.
     pub(crate) failures: Vec<(String, Failure)>,
 }
 
@@ -37,7 +37,7 @@ fn kinds_text(kinds: &BTreeSet<String>) -> String {
 }
 
 impl Manifests {
-    /// Reads pods and other objects from `files`, and more secrets from `secrets`. No error shows a secret's content.
+    /// Reads pods, secrets and other objects from `files`, and more secrets from `secrets`. No error shows a secret.
     pub(crate) fn read(files: &[ManifestFile], secrets: &[ManifestFile]) -> Result<Self, Failure> {
         let mut objects = Objects::default();
         for file in files {
@@ -74,7 +74,7 @@ impl Objects {
             let PullSecretText { namespace, name, .. } = secret;
             let is_named =
                 |pod: &PodManifest| pod.request.pod.namespace == *namespace && self.pull_secrets(pod).contains(name);
-            // A bundle may contain secrets that no pod uses to pull.
+            // A secret that no pod pulls with gets no note: it may be in the bundle for another purpose.
             if !self.pods.iter().any(is_named) {
                 continue;
             }
@@ -95,7 +95,7 @@ impl Objects {
         for name in self.pull_secrets(pod).iter().filter(|name| !name.is_empty()) {
             match self.secrets.iter().rfind(|(secret, _)| secret.namespace == *namespace && secret.name == *name) {
                 Some((secret, _)) if secret.docker_config.is_some() => request.secrets.push(secret.clone()),
-                // A secret without credentials is skipped, as in the kubelet.
+                // As in the kubelet, a secret without registry credentials is skipped.
                 Some(_) => {}
                 None => {
                     notes.push(format!(
@@ -120,7 +120,7 @@ impl Objects {
         request
     }
 
-    /// A pod without pull secrets gets those of its service account, as in the API server.
+    /// The pull secrets of a pod. As in the API server, a pod that names none has those of its service account.
     fn pull_secrets<'a>(&'a self, pod: &'a PodManifest) -> &'a [String] {
         let account = (pod.request.pod.namespace.clone(), pod.request.service_account.clone());
         if pod.pull_secrets.is_empty() {

@@ -20,7 +20,7 @@ const IMAGES_MAX: usize = 1000;
 const LISTS_MAX: usize = 4;
 const POLICY_SHOWN_MAX: usize = 64;
 const NAME_SHOWN_MAX: usize = 400;
-/// The kinds built into Kubernetes. Each of their containers must have an image.
+/// The kinds of Kubernetes itself that have pods. Each container in them must have an image.
 const OWN_KINDS: [&str; 9] = [
     "Pod",
     "Deployment",
@@ -36,33 +36,33 @@ const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
 const DEFAULT_ACCOUNT: &str = "default";
 
-/// The objects that affect pulls. Of two objects with one name, the later object applies, as in `kubectl apply`.
+/// The objects that affect pulls. Of two secrets, accounts or classes with one name, the later applies, as in kubectl.
 #[derive(Default)]
 pub(super) struct Objects {
     pub(super) pods: Vec<PodManifest>,
-    /// Each secret with the name of its file. A secret of another type, or without the type's key, has no credentials.
+    /// Each secret with its file's name. It has credentials only if it has a pull secret's type and that type's key.
     pub(super) secrets: Vec<(PullSecretText, String)>,
-    /// Pull secrets of service accounts, by namespace and name.
+    /// The pull secrets of each service account, by the account's namespace and name.
     pub(super) accounts: BTreeMap<(String, String), Vec<String>>,
-    /// Handlers by the name of the runtime class.
+    /// The handler of each runtime class, by the name of the class.
     pub(super) classes: BTreeMap<String, String>,
     pub(super) kinds: BTreeSet<String>,
-    /// Number of objects without images, by file and kind.
+    /// The number of objects without images, by the name of the file and the kind of the object.
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
-    /// Objects that cannot be used, by their name in messages.
+    /// The objects that cannot be used, each with its name in messages.
     pub(super) failed: Vec<(String, Failure)>,
     pub(super) notes: Vec<String>,
 }
 
 /// A Pod, or the pod template of a controller such as a Deployment.
 pub(super) struct PodManifest {
-    /// The request. Secrets and the runtime handler are added later.
+    /// The request for the pod, at first without pull secrets and runtime handler. `Objects::request` adds both.
     pub(super) request: PodRequest,
     pub(super) pull_secrets: Vec<String>,
     pub(super) runtime_class: String,
 }
 
-/// The error is the reason of the rejection. It contains no value, because a value may be secret.
+/// The error is the reason why an object is rejected. It contains no value of the object that may be secret.
 type Rejected<T> = Result<T, String>;
 
 fn of_field(field: &str, line: u64, problem: &str) -> String {
@@ -134,7 +134,7 @@ struct ByName {
     name: String,
 }
 
-/// The fields of a Secret, a `ServiceAccount` and a `RuntimeClass`.
+/// The fields of a Secret, a `ServiceAccount` or a `RuntimeClass` that `ensure` needs.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", expecting = "an object")]
 struct OtherObject {
@@ -147,7 +147,7 @@ struct OtherObject {
 }
 
 impl Objects {
-    /// Adds the objects of a file, including objects in lists. An unreadable object does not affect other objects.
+    /// Adds the objects of a file and of its lists. An unreadable object is recorded, and the other objects are added.
     pub(super) fn add(&mut self, file: &str, text: &str) {
         let mut is_repeated = false;
         for Document { line, read, repeated } in documents(text) {
@@ -161,7 +161,7 @@ impl Objects {
         }
     }
 
-    /// Adds an object. An object without a kind has the kind from its list, `kind`.
+    /// Adds an object, or the items of a list. `kind` is the kind of an object that does not name its kind.
     fn collect(&mut self, file: &str, mut object: Value, kind: &str, line: u64, depth: usize) {
         let kind =
             object.get("kind").and_then(Value::as_str).filter(|kind| !kind.is_empty()).unwrap_or(kind).to_owned();
@@ -232,7 +232,7 @@ fn shown(kind: &str, object: &Value, file: &str) -> String {
     format!("{} in `{file}`", printable_start(&format!("{kind} `{namespace}{name}`"), NAME_SHOWN_MAX))
 }
 
-/// Parses an object. The error has only the expected type from serde's message, because the message shows the value.
+/// Parses an object. Of serde's message, the error repeats only the expected type, because the message shows the value.
 fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     serde_path_to_error::deserialize(object).map_err(|error| {
         let field = error.path().to_string();
@@ -242,7 +242,7 @@ fn read<T: DeserializeOwned>(object: &Value, line: u64) -> Rejected<T> {
     })
 }
 
-/// Finds pod templates at any depth below `fields`: mappings with `containers`, or with `containers` in their `spec`.
+/// Finds pod templates at any depth below `fields`: mappings that have a list `containers` directly or in `spec`.
 fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Value>) {
     let has_containers = |value: &Value| value.get("containers").is_some_and(Value::is_array);
     match object {
@@ -258,7 +258,7 @@ fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Va
     }
 }
 
-/// The pod of a template. `None`: the kind is not built into Kubernetes, and the template has no image.
+/// Reads a template as a pod. `None`: the kind is not one of Kubernetes itself, and the template names no image.
 fn pod(
     kind: &str,
     line: u64,
@@ -293,7 +293,7 @@ fn pod(
         }
     }
     if !is_own {
-        // A custom kind may omit images. Its operator adds them.
+        // An object of a custom kind may omit images, because the operator of this kind adds them.
         images.retain(|(_, image)| !image.image.is_empty());
         if images.is_empty() {
             return Ok(None);
@@ -320,7 +320,7 @@ fn pod(
         return Err(nameless("metadata.name", line));
     }
     if let Some(number) = number {
-        // If an object has several templates, each template is a separate pod.
+        // An object with several templates has several pods, so each pod gets a different name and uid.
         named.name = format!("{}-{number}", named.name);
         named.uid.clear();
     }
@@ -350,7 +350,7 @@ fn names(list: Vec<ByName>) -> Vec<String> {
 
 impl Metadata {
     fn named(self) -> PodName {
-        // The API server appends a suffix to `generateName`. Before that, the prefix identifies the object.
+        // An object with `generateName` has no name until the API server creates it, so that its prefix is used.
         let generated = self.generate_name.trim_end_matches('-').to_owned();
         PodName {
             name: if self.name.is_empty() { generated } else { self.name },
@@ -360,7 +360,7 @@ impl Metadata {
     }
 }
 
-/// `stringData` overrides `data`, as in the API.
+/// Reads a secret. As in the Kubernetes API, `stringData` overrides `data`.
 fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     use base64::Engine as _;
     let OtherObject { metadata, r#type: of_type, data, string_data, .. } = object;
@@ -381,14 +381,14 @@ fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     let document = document.filter(|document| !document.expose().is_empty());
     let PodName { namespace, name, mut uid } = metadata.named();
     if uid.is_empty() {
-        // Without a uid, the content is part of the secret's identity. Otherwise a client that knows only the name of
-        // an earlier secret would get the images that were pulled with that secret.
+        // A secret without a uid gets one from its name and content. If the content did not count, a client that knows
+        // only the name could use the images that were pulled with the secret.
         uid = stable_uid(&["Secret", &namespace, &name, document.as_ref().map_or("", Secret::expose)]);
     }
     Ok(PullSecretText { namespace, name, uid, r#type: of_type, docker_config: document.map(Hidden) })
 }
 
-/// A UUID that is equal for equal parts.
+/// Computes a UUID from the parts. Equal parts have equal UUIDs.
 fn stable_uid(parts: &[&str]) -> String {
     let mut bytes = Vec::new();
     for part in parts {
@@ -397,7 +397,7 @@ fn stable_uid(parts: &[&str]) -> String {
     }
     let digest = Digest::of(&bytes);
     let hex = digest.hex();
-    // Version 8 and variant 1: a custom uid (RFC 9562).
+    // The two digits 8 are the version and the variant of a UUID with custom content (RFC 9562).
     format!("{}-{}-8{}-8{}-{}", &hex[..8], &hex[8..12], &hex[13..16], &hex[17..20], &hex[20..32])
 }
 

@@ -19,7 +19,7 @@ use serde_json::json;
 
 pub(crate) use table::{Table, fitted_to_stderr};
 
-/// The part of a digest that distinguishes images: `sha256:` and 12 digits.
+/// The number of characters that a table shows of a digest: `sha256:` and 12 digits, enough to distinguish images.
 pub(crate) const DIGEST_SHOWN: usize = 7 + 12;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -41,12 +41,12 @@ impl Format {
     }
 }
 
-/// Replaces unprintable characters in YAML. The YAML writer escapes control characters, but not direction marks.
+/// Replaces unprintable characters in YAML, because the YAML writer leaves marks of the text's direction unescaped.
 pub(crate) fn yaml(text: &str) -> String {
     text.replace(|c: char| is_unprintable(c) && c != '\n', "?")
 }
 
-/// One JSON document on a line, or a YAML document after `---`.
+/// Formats one of several documents: as JSON on one line, or as YAML after the separator `---`.
 pub(crate) fn line(document: &impl Serialize, format: Format) -> Vec<u8> {
     let text = if format == Format::Yaml {
         serde_saphyr::to_string(document).map(|text| format!("---\n{}", yaml(&text))).unwrap_or_default()
@@ -56,7 +56,7 @@ pub(crate) fn line(document: &impl Serialize, format: Format) -> Vec<u8> {
     text.into_bytes()
 }
 
-/// Prints a result to stdout, as a document or through `human`.
+/// Prints a result to stdout: as JSON or YAML, or as text for people, which `human` writes.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
@@ -77,16 +77,16 @@ pub(crate) fn print<T: Serialize>(
 }
 
 pub(crate) fn print_failure(failure: &Failure) {
-    // A closed stderr is not a further failure.
+    // A failed write is ignored: stderr may be closed.
     drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));
 }
 
-/// Writes a failure as a document if the output is JSON or YAML. `is_line`: the document follows other documents.
+/// Writes a failure to stdout if the format is JSON or YAML. `is_line`: the command prints one document per line.
 pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     if !format.is_document() {
         return;
     }
-    // A closed stdout is not a further failure.
+    // A failed write is ignored: stdout may be closed.
     drop(if is_line {
         io::stdout().lock().write_all(&line(&json!({ "type": "failure", "failure": failure }), format))
     } else {
@@ -94,12 +94,12 @@ pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     });
 }
 
-/// 1 if at least a part of the command failed, else 0.
+/// The exit code: 1 if at least a part of the command failed, else 0.
 pub(crate) fn exit_code(is_failed: bool) -> ExitCode {
     ExitCode::from(u8::from(is_failed))
 }
 
-/// A closed stdout (`imagelet ls | head -1`) is no error.
+/// Converts the result of a write to stdout to an exit code. A closed stdout (`imagelet ls | head -1`) is no error.
 pub(crate) fn printed(written: io::Result<()>) -> io::Result<ExitCode> {
     match written {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
@@ -121,7 +121,7 @@ pub(crate) fn id(id: &str, is_wide: bool) -> &str {
 
 pub(crate) const NAMELESS: &str = "<none>";
 
-/// An image's name in a table: its first tag, else its first digest, else [`NAMELESS`]; then the number of other names.
+/// An image's name in a table: its first tag, else its first digest. `(+2)`: the image has two more tags or digests.
 pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     match if names.is_empty() { digests } else { names } {
         [] => NAMELESS.into(),

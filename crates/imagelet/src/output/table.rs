@@ -9,7 +9,7 @@ use comfy_table::{ContentArrangement, presets::NOTHING};
 use imagelet_core::printable::printable;
 use rustix::termios::tcgetwinsize;
 
-/// Terminal columns between two table columns.
+/// Number of spaces between two columns of a table.
 const GAP: u16 = 3;
 /// Minimum width of a wrapped line. On a narrower terminal, a message is not wrapped.
 const PROSE_MIN: usize = 24;
@@ -30,7 +30,7 @@ impl Table {
         table
     }
 
-    /// A table of labels and values. A value with several lines has several rows. An absent value has no row.
+    /// Creates a table of labels and values. Each line of a value has a row. A label without a value has no row.
     pub(crate) fn facts(facts: impl IntoIterator<Item = (&'static str, Option<String>)>) -> Self {
         let mut table = Self::default();
         for (label, value) in facts.into_iter().filter_map(|(label, value)| Some((label, value?))) {
@@ -40,19 +40,19 @@ impl Table {
         table
     }
 
-    /// Omits the columns with these headers, one after the other, while the terminal is too narrow.
+    /// Names columns by their headers. While the table is wider than the terminal, it loses them one after the other.
     #[must_use]
     pub(crate) fn optional(self, columns: &'static [&'static str]) -> Self {
         Self { optional: columns, ..self }
     }
 
-    /// A wide table ignores the width of the terminal.
+    /// With `is_wide`, the table ignores the width of the terminal.
     #[must_use]
     pub(crate) fn wide(self, is_wide: bool) -> Self {
         Self { is_wide, ..self }
     }
 
-    /// Adds a row. Control characters, for example in names from a registry, become `?`.
+    /// Adds a row. Unprintable characters, for example in names from a registry, become `?`.
     pub(crate) fn row<S: AsRef<str>>(&mut self, cells: impl IntoIterator<Item = S>) {
         self.rows.push(cells.into_iter().map(|cell| printable(cell.as_ref())).collect());
     }
@@ -63,7 +63,7 @@ impl Table {
         self
     }
 
-    /// Omits the columns with these headers, unless `is_wanted`.
+    /// Removes the columns with these headers if `is_wanted` is `false`.
     #[must_use]
     pub(crate) fn only_if(mut self, is_wanted: bool, headers: &[&str]) -> Self {
         headers.iter().filter(|_| !is_wanted).for_each(|header| leave_out(&mut self.rows, header));
@@ -71,7 +71,7 @@ impl Table {
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        // The width is unlimited if stdout is no terminal.
+        // If stdout is no terminal, the width is unlimited.
         let width = if self.is_wide { None } else { width_of(&io::stdout()) };
         self.lines(width).iter().try_for_each(|line| writeln!(out, "{line}"))
     }
@@ -147,7 +147,7 @@ fn leave_out(rows: &mut [Vec<String>], header: &str) {
     }
 }
 
-/// Splits a text into lines of whole words. A word that is too wide gets a separate line.
+/// Splits a text into lines of whole words. A word that is wider than `width` fills a line alone.
 fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines = vec![String::new()];
     for word in text.split(' ') {

@@ -23,7 +23,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     let listener = address.as_deref().map(|address| http::bind(address, policy.has_token()));
     let listener = OptionFuture::from(listener).await.transpose()?;
     let for_probes = OptionFuture::from(health.map(http::bind_all)).await.transpose()?;
-    // An invalid kubeconfig must end the command, not only appear in its log.
+    // Connects first, because an invalid kubeconfig must end the command. The controller would only log this error.
     access.connect().await?;
     let identity = identity.unwrap_or_else(own_identity);
     tracing::info!(identity, namespace, http = address, "the controller of prefetch waits for its lease");
@@ -36,7 +36,7 @@ pub(crate) async fn run(arguments: ControllerArgs, environment: &Environment) ->
     Ok(ExitCode::SUCCESS)
 }
 
-/// The host name and a random number. Two controllers on one host would otherwise both hold the lease.
+/// The host name and a random number. Without the number, two controllers on one host would both hold the lease.
 fn own_identity() -> String {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
     format!("{host}_{:016x}", random())

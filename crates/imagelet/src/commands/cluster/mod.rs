@@ -9,7 +9,7 @@ pub(super) use self::{controller::run as run_controller, prefetch::run as run_pr
 use crate::cli::ClusterAccess;
 use imagelet_node::{config::Environment, failure::Failure};
 
-/// The access to the API server: the given kubeconfig, this pod's service account, or the user's kubeconfig.
+/// Finds the access to the API server: by the given kubeconfig, this pod's service account, or the user's kubeconfig.
 fn access(given: &ClusterAccess, environment: &Environment) -> Result<ApiAccess, Failure> {
     if let Some(path) = &given.kubeconfig {
         return Ok(ApiAccess::Kubeconfig(std::path::absolute(path)?));

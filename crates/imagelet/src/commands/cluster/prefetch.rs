@@ -15,7 +15,7 @@ use crate::{
     output::{Format, Table, exit_code, or_dash, print, print_failure},
 };
 
-/// Maximum bytes of a file of image sets.
+/// Maximum size of a file of image sets in bytes.
 const FILE_LENGTH_MAX: usize = 1 << 20;
 
 pub(crate) async fn run(
@@ -28,7 +28,7 @@ pub(crate) async fn run(
     match command {
         PrefetchCommand::Crds => Ok(print(Format::Table, &(), |out| out.write_all(CRDS.as_bytes()))?),
         PrefetchCommand::Apply { files, namespace, access } => {
-            // All files are read and checked before the first set is sent.
+            // If a file is invalid, the cluster gets no set: all files are checked before the first set is sent.
             let sets = files.iter().map(|file| read(file, &namespace)).collect::<Result<Vec<_>, Failure>>()?.concat();
             apply(&api(&access)?, &sets, format).await
         }

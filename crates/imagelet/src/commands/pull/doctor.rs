@@ -37,7 +37,7 @@ struct Diagnosis {
     healthy: bool,
     served: bool,
     steps: Vec<DiagnosisStep>,
-    /// The failure of the decisive step.
+    /// The failure of the step that decides the diagnosis. `None`: no step failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
 }
@@ -78,7 +78,7 @@ pub(crate) async fn doctor(
     Ok(ExitCode::FAILURE)
 }
 
-/// Adds each finished step to `steps`. Returns whether a host serves the image. The error: the step that ends the run.
+/// Adds each finished step. Returns whether a host serves the image. Error: the failed step that ends the diagnosis.
 async fn walk(
     arguments: &DoctorArgs,
     global: &Global,
@@ -132,7 +132,7 @@ async fn walk(
     Ok(is_served)
 }
 
-/// The node's credential that a pull tries first, the number of all credentials, and the first failure of a source.
+/// The first of the node's credentials for a repository, their number, and the first failure of a credential source.
 async fn node_credential(settings: &Settings, repository: &str) -> (Option<Credential>, usize, Option<Failure>) {
     let failed = |problem: &String| Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider);
     match node_credentials(settings, repository).await {
@@ -144,7 +144,7 @@ async fn node_credential(settings: &Settings, repository: &str) -> (Option<Crede
     }
 }
 
-/// The first credential for each host other than the registry. Each new failure of a source is added as a step.
+/// The first credential for each host that is not the image's registry. Adds each new failure of a source to `steps`.
 async fn host_credentials(
     settings: &Settings,
     reference: &Reference,
@@ -164,10 +164,10 @@ async fn host_credentials(
     found
 }
 
-/// The directory that a pull fills, and the free space of its disk. `None`: the disk is not visible.
+/// The directory of the images, and the free space on its disk. `None`: this process cannot measure the disk.
 type ImageDisk = (PathBuf, Option<ByteSize>);
 
-/// The disk that a pull fills: the store's, or the disk that the daemon or runtime reports.
+/// Finds the disk that a pull fills: that of the store, or the one that the daemon or the runtime reports.
 async fn image_disk(global: &Global, environment: &Environment, settings: &Settings) -> Result<ImageDisk, Failure> {
     let silent = |failure: Failure| failure.at(ErrorClass::RuntimeUnavailable, Stage::Runtime);
     let target = find_target(global, environment).await;
@@ -178,11 +178,11 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
             return Ok((disk.mountpoint.into(), (disk.capacity > 0).then_some(ByteSize(disk.available))));
         }
         Ok(Target::Here(found)) => found,
-        // Without a target, the diagnosis uses the configuration.
+        // If no daemon or store can be found, the configuration says where images are.
         Err(_) => settings,
     };
     let directory = match &settings.images.backend {
-        // If the store does not exist yet, its first existing parent folder is used.
+        // If the store does not exist yet, the nearest existing parent folder shows its disk.
         Backend::Embedded(store) => {
             let existing = store.engine.place.root.ancestors().find(|path| path.exists());
             existing.unwrap_or(Path::new("/")).to_owned()
@@ -242,15 +242,16 @@ impl DiagnosisStep {
     }
 }
 
-/// The decisive step, and whether it is the first failed step. If a host failed first and no host serves the image, the
-/// failed step of the last host that answered is decisive, because an unreachable host proves nothing about the image.
+/// The failed step that decides the diagnosis, and whether it is the first failed step. If a host failed first and no
+/// host serves the image, the step of the last host that answered decides, because an unreachable host proves nothing
+/// about the image.
 fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bool)> {
     let first = steps.iter().find(|step| !step.ok)?;
     let has_answered = |step: &&DiagnosisStep| {
         let fault = step.failure.as_ref().and_then(|failure| failure.fault.as_deref());
         let is_way = |fault: &FaultWords| ["dns", "connect", "tls", "proxy"].contains(&fault.hop.as_str());
         let is_silent = |fault: &FaultWords| ["timed-out", "connection-lost"].contains(&fault.class.as_str());
-        // The credential for a host comes from the node, not from the host.
+        // A failed credential is a failure of the node, although the step names the host that it is for.
         let is_of_host = !step.ok && !step.host.is_empty() && step.step != "credentials";
         is_of_host && fault.is_some_and(|fault| !is_way(fault) && !is_silent(fault))
     };
@@ -259,7 +260,7 @@ fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bo
     Some((step, std::ptr::eq(step, first)))
 }
 
-/// The failure of a step, with the step and the host as the message.
+/// The failure of a step, with a message that names the step and its host. The step's message becomes a cause.
 fn explained(step: &DiagnosisStep, is_first: bool) -> Failure {
     let mut failure = step.failure.clone().unwrap_or_default();
     let place = if step.host.is_empty() { String::new() } else { format!(" at `{}`", step.host) };

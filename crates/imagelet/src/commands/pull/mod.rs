@@ -36,7 +36,7 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Maximum number of concurrent requests of one command. The node has separate limits.
+/// Maximum number of images that a command requests at the same time. The node limits its pulls by other settings.
 const REQUESTS_AT_ONCE: usize = 4;
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
@@ -103,7 +103,7 @@ fn first_line(source: impl std::io::Read) -> std::io::Result<Secret> {
     secret_of(|text| std::io::BufReader::new(source.take(LOGIN_LENGTH_MAX)).read_until(b'\n', text))
 }
 
-/// Reads a secret, without the line end that editors and tools append.
+/// Reads a secret, and removes the line end that editors and tools append.
 fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::io::Result<Secret> {
     let mut text = zeroize::Zeroizing::new(Vec::new());
     read(&mut text)?;
@@ -113,7 +113,7 @@ fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::
     Ok(Secret::from_bytes(std::mem::take(&mut *text)))
 }
 
-/// Requests all images. A failed image does not stop the others.
+/// Requests all images from the node. If one image fails, the other images are requested all the same.
 pub(super) async fn run(
     node: &Node,
     requests: Vec<PullRequest>,
@@ -138,7 +138,7 @@ pub(super) async fn run(
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// Returns the requested image, the images removed for it, and the outcome. A failed pull may also have removed images.
+/// Pulls an image. Returns its name, the images removed to make room, even if the pull failed, and the outcome.
 async fn pull(
     node: &Node,
     request: PullRequest,

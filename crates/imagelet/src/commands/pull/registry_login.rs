@@ -95,7 +95,7 @@ pub(crate) async fn log_out(
     })?)
 }
 
-/// The docker configuration that a pull in this process reads.
+/// The docker configuration that a pull without a daemon reads.
 fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     let path = settings.docker_config_of_command().ok_or_else(|| {
         Failure::invalid("no docker configuration is known to keep the login in")
@@ -104,7 +104,7 @@ fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     Ok(DockerLogins::new(path, settings.environment.variables.clone(), HELPER_MAX))
 }
 
-/// Reads in a separate thread. The thread may block until the process ends.
+/// Reads stdin in a separate thread, which may block until the process ends. The command need not wait for it.
 async fn from_stdin(
     read: impl FnOnce(&mut dyn BufRead, &mut Vec<u8>) -> std::io::Result<usize> + Send + 'static,
 ) -> Result<Secret, Failure> {
@@ -116,7 +116,7 @@ async fn from_stdin(
     Ok(answer.await??)
 }
 
-/// Asks on a terminal. Dropping the future restores the terminal.
+/// Asks the user on the terminal. `is_hidden` hides the typed answer until the future has ended or is dropped.
 async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
@@ -133,7 +133,7 @@ async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     Ok(answer)
 }
 
-/// Hides typed input on the terminal until it is dropped.
+/// While this value exists, the terminal does not show typed input.
 struct HiddenInput(Termios);
 
 impl HiddenInput {
