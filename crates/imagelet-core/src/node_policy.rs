@@ -70,7 +70,7 @@ pub struct InventoryRules {
     pub remembers_absent_images: bool,
     /// On: lists are read as streams if the runtime supports streams. Off: each list is one response.
     pub streams_lists: bool,
-    /// On: the image for new sandboxes is pinned, and images of existing sandboxes are in use. Off: neither.
+    /// On: the image for new sandboxes is pinned, and images of existing sandboxes count as in use. Off: they are not kept.
     pub pins_sandbox_images: bool,
 }
 

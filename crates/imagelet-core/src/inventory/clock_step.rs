@@ -1,5 +1,5 @@
-//! Steps of the wall clock. A forward step does not shorten leases and waits of this process. If the clock is behind
-//! the last recorded time at a start, the recorded times stay.
+//! Jumps of the wall clock. A jump forward does not end leases and waits of this process early. If the clock at a start
+//! is behind the last recorded time, the recorded times are kept unchanged.
 
 #![expect(
     clippy::disallowed_types,

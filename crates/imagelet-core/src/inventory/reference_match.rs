@@ -47,7 +47,7 @@ impl<'a, 't> ReferenceMatches<'a, 't> {
     }
 }
 
-/// Adds the index of each image to the searched forms of its id and names. Returns the length of the longest id.
+/// Adds the index of each image to the texts of `named` that name the image. Returns the length of the longest id.
 fn scan(images: &[Arc<Image>], named: &mut HashMap<&str, Vec<usize>>) -> usize {
     let mut longest = 0;
     if named.is_empty() {

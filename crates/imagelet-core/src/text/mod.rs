@@ -121,7 +121,7 @@ pub(crate) fn json_text(value: &impl Serialize, length_max: usize) -> Zeroizing<
     json
 }
 
-/// The context of an invalid letter in a literal, found in the text before the letter.
+/// Names the literal (`null`, `true` or `false`) that an invalid letter interrupts. `before`: the text up to the letter.
 fn literal_context(before: &[u8]) -> Option<String> {
     ["null", "true", "false"].into_iter().find_map(|word| {
         let read = (1..word.len()).rev().find(|read| before.ends_with(&word.as_bytes()[..*read]))?;

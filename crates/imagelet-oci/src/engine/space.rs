@@ -231,8 +231,8 @@ impl Engine {
         Some(made)
     }
 
-    /// The missing space in bytes, which a collection counts: the estimate, and the certain part of it. Inodes are
-    /// converted to bytes by the average of this store.
+    /// Converts the missing space to bytes, the unit of a collection: the whole estimate, and the part of it that is
+    /// certain. Inodes are converted by the average bytes per inode of this store.
     fn in_bytes(&self, missing: &Amount) -> (ByteSize, ByteSize) {
         let whole = self.store.takes();
         let of_inodes = |inodes: u64| inodes.saturating_mul(whole.bytes.div_ceil(whole.inodes.max(1)));

@@ -56,7 +56,7 @@ struct OpenedFiles {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct FileId(u64, u64);
 
-/// An open file, whose position is at the file's first byte.
+/// A file of an archive. `file` is open at the first byte of the content, which is inside the archive for a tar file.
 pub(super) struct FoundFile {
     pub(super) file: File,
     pub(super) size: u64,

@@ -4,7 +4,7 @@ use std::{
     fmt,
     ops::Deref,
     sync::{
-        Arc, Mutex, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
 };
@@ -95,7 +95,7 @@ pub(crate) struct SessionHost {
     pub(super) is_login: bool,
     pub(crate) account: Account,
     /// The content that the host sent, and the host's failures.
-    pub(super) sent: Mutex<PullHost>,
+    sent: Mutex<PullHost>,
 }
 
 /// The `Authorization` header for one host, until the host rejects it. `number` counts a pull's grants for the host.
@@ -170,7 +170,7 @@ impl PullSession {
         self.rates.usual().map(|rate| rate as u64)
     }
 
-    /// Sends all later events to `progress`, and the token events and warnings so far.
+    /// Sends `progress` the token events and warnings so far, and then all later events.
     pub(crate) fn report_to(&self, progress: &Progress) {
         let mut reports = locked(&self.reports);
         reports.listener = Some(Arc::clone(progress));
@@ -199,7 +199,7 @@ impl PullSession {
     /// The hosts that sent content, then hosts that failed. All hosts that sent content are listed, because they show
     /// which credential opened the image.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
-        let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| locked(&host.sent).clone()).collect();
+        let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| host.sent().clone()).collect();
         for host in &mut hosts {
             while host.failures.len() > PullHost::CLASSES_MAX {
                 host.failures.pop_last();
@@ -231,6 +231,10 @@ impl PullSession {
 }
 
 impl SessionHost {
+    pub(super) fn sent(&self) -> MutexGuard<'_, PullHost> {
+        locked(&self.sent)
+    }
+
     /// Chooses the credential: the pull's for the host, else the pull's for its registry, else the configured one.
     fn new(host: Host, reference: &Reference, credentials: &[Credential], limits: &RateLimits) -> Self {
         let named = credentials.iter().find(|credential| names_host(&credential.server_address, &host));
@@ -258,7 +262,7 @@ impl SessionHost {
     }
 
     pub(super) fn count_failure(&self, class: ErrorClass) {
-        *locked(&self.sent).failures.entry(class.name().to_owned()).or_default() += 1;
+        *self.sent().failures.entry(class.name().to_owned()).or_default() += 1;
     }
 
     pub(super) fn grant(&self) -> Option<Grant> {

@@ -22,7 +22,6 @@ use super::{
     connection::Urgency,
     error::{Failure, Retry},
     hosts::{self, ConfiguredHosts},
-    locked,
     next_host::Attempts,
     request::Query,
 };
@@ -187,7 +186,7 @@ impl PullSession {
 
     fn sent_manifest(&self, index: usize, began: Instant) {
         self.record_success(index, began);
-        locked(&self.hosts[index].sent).manifest = true;
+        self.hosts[index].sent().manifest = true;
     }
 
     async fn fetch_manifest_from(

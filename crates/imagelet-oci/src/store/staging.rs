@@ -1,4 +1,4 @@
-//! Staging folders below `tmp/` and of partial layers in `ingest/`, and the large documents of pulls.
+//! The staging folders of pulls below `tmp/`, those of partial layers in `ingest/`, and the large documents of pulls.
 
 use std::{
     fs::{self, File},

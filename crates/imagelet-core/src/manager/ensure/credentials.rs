@@ -56,7 +56,7 @@ impl Ensuring<'_> {
             self.add_of_node(&names, of_files, &mut found.credentials.registry, &mut found.missing).await;
             self.drop_unusable(&mut found.credentials.registry);
         }
-        // A credential in the request is only for the registry. Other hosts get pull secrets and node credentials.
+        // The mirrors get the pull secrets and node credentials for them, and never the credential of the request.
         let asks_node = !matches!(self.request.caller, Caller::Prefetch { own_credentials: false });
         let (secrets, _) = self.keyring_of_secrets();
         for RegistryHost { host, repositories } in self.manager.parts.runtime.registry_hosts(reference).await {

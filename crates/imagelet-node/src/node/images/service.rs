@@ -43,7 +43,7 @@ pub struct NodePlace {
     pub is_daemon: bool,
     /// Whether the uses of images are known. If they are unknown, no image may be collected.
     pub uses_known: bool,
-    /// Whether the next pass is the first on this node. That pass also reports the images that the start adopted.
+    /// Whether the next collection is the first on this node, which also reports the images that the daemon adopted.
     pub first_run_adopts: AtomicBool,
 }
 

@@ -348,7 +348,7 @@ impl BlobStream {
         let session = &self.source.session;
         let is_first =
             !std::mem::replace(&mut sender.is_counted, true) && locked(&self.source.notes).counted.insert(sender.host);
-        let mut sent = locked(&session.hosts[sender.host].sent);
+        let mut sent = session.hosts[sender.host].sent();
         sent.bytes += chunk.len() as u64;
         sent.blobs += u64::from(is_first);
         drop(sent);

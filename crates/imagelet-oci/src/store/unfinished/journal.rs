@@ -235,7 +235,7 @@ fn encode_chunk(
 /// The head of a chunk, without the length of its payload.
 struct Head {
     attempt: u32,
-    /// The position in the archive at the end of the chunk.
+    /// The position in the uncompressed archive at the end of the chunk.
     plain: u64,
     checkpoint: Option<Checkpoint>,
     payload: usize,

@@ -26,7 +26,7 @@ const CORE_STOREYS: [&[&str]; 7] = [
     &["leases", "ports", "records"],
     &["audit_log", "credentials", "events"],
     &["durable", "trusted_files"],
-    &["backoff", "bounded_map", "error", "failpoint", "hold", "image", "metrics", "node_policy"],
+    &["bounded_map", "error", "failpoint", "hold", "image", "metrics", "node_policy", "retry_wait"],
     &["lock", "printable", "text"],
 ];
 
