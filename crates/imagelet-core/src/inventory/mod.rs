@@ -373,15 +373,14 @@ impl InventoryState {
         !self.pinned_by(image).is_empty() || !self.pod_leases.0.find(image).is_empty()
     }
 
-    /// Applies changed pins and leases of pods to the snapshot without waiting for the next pass.
-    fn redraw(&mut self) {
+    /// Applies changed pins to the snapshot without waiting for the next pass.
+    fn repin(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         let mut snapshot = Snapshot::clone(snapshot);
         for entry in &mut snapshot.entries {
-            let (awaited_by, pinned_by) = (self.pod_leases.pods_of(&entry.image), self.pinned_by(&entry.image));
-            if entry.awaited_by != awaited_by || entry.pinned_by != pinned_by {
-                let entry = Arc::make_mut(entry);
-                (entry.awaited_by, entry.pinned_by) = (awaited_by, pinned_by);
+            let pinned_by = self.pinned_by(&entry.image);
+            if entry.pinned_by != pinned_by {
+                Arc::make_mut(entry).pinned_by = pinned_by;
             }
         }
         self.snapshot = Some(Arc::new(snapshot));

@@ -42,7 +42,7 @@ impl Inventory {
         let configured = configured.unwrap_or_default();
         if state.sandboxes.configured != configured {
             state.sandboxes.configured = configured;
-            state.redraw();
+            state.repin();
         }
     }
 

@@ -5,7 +5,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::image::Image;
-use crate::inventory::{Inventory, pins::index::PatternIndex};
+use crate::inventory::{Inventory, InventoryState, Snapshot, pins::index::PatternIndex};
 
 /// A pod that is bound to the node and has containers that do not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -51,12 +51,27 @@ impl Inventory {
         self.leases.lock().pods_unknown_until = None;
         if state.pod_leases != leases {
             state.pod_leases = leases;
-            state.redraw();
+            state.redraw_awaited();
         }
     }
 
     pub fn awaited_by(&self, image: &Image) -> Vec<String> {
         self.lock().pod_leases.pods_of(image)
+    }
+}
+
+impl InventoryState {
+    /// Applies changed leases to the snapshot without waiting for the next pass.
+    fn redraw_awaited(&mut self) {
+        let Some(snapshot) = &self.snapshot else { return };
+        let mut snapshot = Snapshot::clone(snapshot);
+        for entry in &mut snapshot.entries {
+            let awaited_by = self.pod_leases.pods_of(&entry.image);
+            if entry.awaited_by != awaited_by {
+                Arc::make_mut(entry).awaited_by = awaited_by;
+            }
+        }
+        self.snapshot = Some(Arc::new(snapshot));
     }
 }
 

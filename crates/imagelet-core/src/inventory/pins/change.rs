@@ -22,7 +22,7 @@ impl Inventory {
         let mut state = self.lock();
         if state.configured_pins != pins {
             state.configured_pins = pins;
-            state.redraw();
+            state.repin();
         }
     }
 
@@ -80,7 +80,7 @@ impl Inventory {
         let Some(directory) = &self.directory else {
             let mut state = self.lock();
             let changed = change(&mut state.pins);
-            state.redraw();
+            state.repin();
             return Ok(changed);
         };
         let failed = |source| InventoryError::File { path: directory.path.clone(), source };
@@ -94,7 +94,7 @@ impl Inventory {
         }
         let mut state = self.lock();
         state.pins = pins;
-        state.redraw();
+        state.repin();
         Ok(changed)
     }
 

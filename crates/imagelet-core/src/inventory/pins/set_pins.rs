@@ -42,7 +42,7 @@ impl Inventory {
         }
         let mut state = self.lock();
         state.set_pins = parsed;
-        state.redraw();
+        state.repin();
         Ok(())
     }
 }
