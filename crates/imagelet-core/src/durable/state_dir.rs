@@ -1,11 +1,10 @@
-//! The state directory: usage history, leases, pins and verified names, which outlive a restart.
+//! The state directory of the inventory: usage history, leases and pins, which outlive a restart.
 //!
 //! ```text
 //! STATE_DIR/ledger        the usage history, described in `inventory/ledger`; lost: ages and histories start again
 //! STATE_DIR/leases.json   the last request of each leased image; lost: images of waiting pods may be removed
 //! STATE_DIR/pins.json     patterns; lost: the pins of the operator
 //! STATE_DIR/set-pins.json pins of `ImageSet` objects; lost: their pins, until the agent knows them again
-//! STATE_DIR/verified-names.json described in `manager/ensure/resolved_names`; lost: no use of images during an outage
 //! STATE_DIR/pins.lock     locked while any process writes a file or changes the pins
 //! STATE_DIR/.NAME.new     the next content of a file; a crash may leave it
 //! *.corrupt-SECONDS       a damaged file, renamed; may be deleted

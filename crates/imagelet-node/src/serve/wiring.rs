@@ -87,7 +87,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     };
     let providers = open_providers(tokens, &settings, Arc::clone(&metrics)).await?;
     let pod_starts = Arc::new(PodStarts::new(Arc::clone(&metrics)));
-    let state_dir = images.place.state.clone();
+    let verified_names = images.place.state.join("verified-names.json");
     let manager = Arc::new(ImageManager::new(ManagerParts {
         settings: pull_settings(&settings, role),
         keyring: Arc::clone(&images.keyring),
@@ -99,7 +99,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
             decisions: Arc::clone(&images.log),
         },
         inventory: Some(Arc::clone(&images.inventory)),
-        stale: settings.images.stale_max.map(|age_max| StaleUse::new(age_max, Some(state_dir))),
+        stale: settings.images.stale_max.map(|age_max| StaleUse::new(age_max, Some(verified_names))),
         ..ManagerParts::new(images.runtime.clone(), Arc::clone(&records))
     }));
     let agent = cluster.map(|cluster| Arc::new(agent(cluster, &images, &manager, &pod_starts, &metrics)));

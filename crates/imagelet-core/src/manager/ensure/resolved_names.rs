@@ -1,7 +1,7 @@
 //! The image that each name resolved to, with the time of the registry's answer.
 //!
 //! ```text
-//! STATE_DIR/verified-names.json    [{"name", "platform", "handler", "image", "verifiedAt"}]
+//! FILE    [{"name", "platform", "handler", "image", "verifiedAt"}]
 //! ```
 //!
 //! If the file is missing or unreadable, no image is used during an outage until its registry answers again. To save
@@ -9,8 +9,9 @@
 
 use std::{
     collections::HashMap,
-    io,
-    path::PathBuf,
+    fs::File,
+    io::{self, Read as _},
+    path::{Path, PathBuf},
     sync::Mutex,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -19,23 +20,24 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bounded_map::make_room,
-    durable::{StateDir, create_folder, misread},
+    durable::{create_folder, replace_file},
     image::ImageId,
     lock::locked,
     text::file_time,
 };
 
-const FILE: &str = "verified-names.json";
-/// The maximum number of names. Above it, the names with the oldest answers are dropped.
+/// Above this limit the names with the oldest answers are dropped.
 const NAMES_MAX: usize = 2048;
-/// The maximum length in bytes. Longer names and handlers are not stored.
+/// Enough for [`NAMES_MAX`] names of one kilobyte each.
+const FILE_LENGTH_MAX: u64 = 4 << 20;
+/// Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub(crate) struct Subject {
-    /// The normalised name, with tag or digest.
+    /// Normalised, with tag or digest.
     pub(crate) name: String,
-    /// The requested platform; empty for the platform of this node.
+    /// Empty: the platform of this node.
     pub(crate) platform: String,
     pub(crate) handler: String,
 }
@@ -52,10 +54,12 @@ struct NameLine {
 
 #[derive(Debug)]
 pub(crate) struct ResolvedNames {
-    /// The folder of the file. `None`: the names are only in memory.
-    directory: Option<StateDir>,
+    /// `None`: memory only.
+    path: Option<PathBuf>,
     lag_max: Duration,
     names: Mutex<KnownNames>,
+    /// Locked during a write, so that an older list does not replace a newer list.
+    writing: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -67,15 +71,14 @@ struct KnownNames {
 }
 
 impl ResolvedNames {
-    pub(crate) fn open(state_dir: Option<PathBuf>, lag_max: Duration) -> Self {
-        let directory = state_dir.map(|path| StateDir { path, is_read_only: false });
-        let read = directory.as_ref().map_or_else(|| Ok(HashMap::new()), |directory| directory.read(FILE, parse));
+    pub(crate) fn open(path: Option<PathBuf>, lag_max: Duration) -> Self {
+        let read = path.as_deref().map_or_else(|| Ok(HashMap::new()), read);
         let by_subject = read.unwrap_or_else(|error| {
-            tracing::warn!(%error, "the names verified before do not read; they are forgotten");
+            tracing::warn!(path = ?path, %error, "the names verified before do not read; they are forgotten");
             HashMap::new()
         });
         let names = Mutex::new(KnownNames { by_subject, written_at: None });
-        Self { directory, lag_max, names }
+        Self { path, lag_max, names, writing: Mutex::default() }
     }
 
     pub(crate) fn get(&self, subject: &Subject) -> Option<(ImageId, SystemTime)> {
@@ -90,27 +93,28 @@ impl ResolvedNames {
         let mut names = locked(&self.names);
         make_room(&mut names.by_subject, &subject, NAMES_MAX, |(_, at)| *at);
         let before = names.by_subject.insert(subject, (image.clone(), now));
-        // The file may still have the replaced entry. If that has another image or is too old, the file is written.
+        // The file may still have the replaced entry. A changed or late entry is therefore written.
         let is_late = |at| now.duration_since(at).is_ok_and(|lag| lag > self.lag_max);
         if before.is_none_or(|(before, at)| before != *image || is_late(at)) {
             names.written_at = None;
         }
-        // If the clock was set back, the times in the file are invalid, so the file is written.
+        // If the clock was set back, the times in the file are invalid.
         let is_old = names.written_at.is_none_or(|at| now.duration_since(at).map_or(true, |lag| lag > self.lag_max));
-        is_old && self.directory.is_some()
+        is_old && self.path.is_some()
     }
 
     pub(crate) fn write(&self, now: SystemTime) -> io::Result<()> {
-        let Some(directory) = &self.directory else { return Ok(()) };
-        create_folder(&directory.path)?;
-        // The lock keeps a parallel write from replacing this list with an older list.
-        let _lock = directory.lock()?;
+        let Some(path) = &self.path else { return Ok(()) };
+        let _writing = locked(&self.writing);
         let lines: Vec<NameLine> = {
             let mut names = locked(&self.names);
             names.written_at = Some(now);
             names.by_subject.iter().map(line).collect()
         };
-        let written = directory.replace(FILE, &serde_json::to_vec(&lines)?);
+        let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
+        let bytes = serde_json::to_vec(&lines)?;
+        let written =
+            create_folder(folder).and_then(|()| replace_file(path, &path.with_extension("new"), "state", &bytes));
         written.inspect_err(|_| locked(&self.names).written_at = None)
     }
 }
@@ -120,8 +124,17 @@ fn line((subject, (image, at)): (&Subject, &(ImageId, SystemTime))) -> NameLine 
     NameLine { subject: subject.clone(), image: image.to_string(), verified_at }
 }
 
-fn parse(text: &[u8]) -> Result<HashMap<Subject, (ImageId, SystemTime)>, String> {
-    let lines: Vec<NameLine> = serde_json::from_slice(text).map_err(|error| misread(&error))?;
+fn read(path: &Path) -> io::Result<HashMap<Subject, (ImageId, SystemTime)>> {
+    let mut bytes = Vec::new();
+    match File::open(path) {
+        Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
+        Err(error) => return Err(error),
+    };
+    if bytes.len() as u64 > FILE_LENGTH_MAX {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    let lines: Vec<NameLine> = serde_json::from_slice(&bytes)?;
     let entry = |line: NameLine| Some((line.subject, (ImageId::new(line.image), file_time(line.verified_at)?)));
     Ok(lines.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }
@@ -149,7 +162,7 @@ mod tests {
     #[test]
     fn what_was_written_is_there_after_a_restart_with_machine_and_handler_apart() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("state");
+        let path = folder.path().join("state/verified-names.json");
         let names = ResolvedNames::open(Some(path.clone()), LAG);
         let others = [
             Subject { platform: "linux/arm64/v8".into(), ..subject("a:v1") },
@@ -165,14 +178,14 @@ mod tests {
         assert_eq!(again.get(&subject("a:v1")), Some((id("a"), at(1_000))));
         assert_eq!(again.get(&others[1]), Some((id("1"), at(2_000))));
         assert_eq!(again.get(&subject("a:v2")), None);
-        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(path.join(FILE)).unwrap().permissions());
+        let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(&path).unwrap().permissions());
         assert_eq!(mode & 0o777, 0o600);
     }
 
     #[test]
     fn a_name_is_written_when_it_is_new_moved_or_older_on_disk_than_it_may_be() {
         let folder = tempfile::tempdir().unwrap();
-        let names = ResolvedNames::open(Some(folder.path().to_owned()), LAG);
+        let names = ResolvedNames::open(Some(folder.path().join("names.json")), LAG);
         assert!(names.put(subject("a:v1"), &id("a"), at(1_000)));
         assert!(names.put(subject("a:v1"), &id("a"), at(1_001)), "it was not written yet");
         names.write(at(1_001)).unwrap();
@@ -192,9 +205,9 @@ mod tests {
     #[test]
     fn what_does_not_read_is_forgotten_and_replaced() {
         let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().to_owned();
+        let path = folder.path().join("names.json");
         for text in ["", "{ torn", "{}", r#"[{"name":"a:v1","image":"sha256:00","verifiedAt":1}]"#] {
-            fs::write(path.join(FILE), text).unwrap();
+            fs::write(&path, text).unwrap();
             let names = ResolvedNames::open(Some(path.clone()), LAG);
             assert!(locked(&names.names).by_subject.is_empty(), "{text}");
             names.put(subject("a:v1"), &id("a"), at(1));

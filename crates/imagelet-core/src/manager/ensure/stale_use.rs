@@ -1,7 +1,7 @@
 //! Decides whether `Always` may use a recently resolved image during an outage of its registry.
 //!
-//! This use is off by default. A rejection (401, 403, 404), a digest mismatch and a moved tag are errors of the pull,
-//! not an outage. The pull records decide on access, as under `IfNotPresent`.
+//! Off by default. A rejection (401, 403, 404), a digest mismatch and a moved tag are errors of the pull, not an
+//! outage. The records decide on access, as under `IfNotPresent`.
 
 use std::{
     path::PathBuf,
@@ -30,10 +30,10 @@ pub struct StaleUse {
 }
 
 impl StaleUse {
-    /// Permits use for `age_max` after the registry's last answer. The answers are in a file in `state_dir`, or without
-    /// `state_dir` only in memory.
-    pub fn new(age_max: Duration, state_dir: Option<PathBuf>) -> Self {
-        Self { age_max, names: Arc::new(ResolvedNames::open(state_dir, age_max / LAG_SHARE)) }
+    /// Permits use for `age_max` after the registry's last answer. Reads `file`, which stores the answers (`None`: no
+    /// file).
+    pub fn new(age_max: Duration, file: Option<PathBuf>) -> Self {
+        Self { age_max, names: Arc::new(ResolvedNames::open(file, age_max / LAG_SHARE)) }
     }
 }
 
@@ -51,7 +51,7 @@ impl Ensuring<'_> {
         }
     }
 
-    /// Returns the present image instead of the error of a pull. `None`: the image may not be used.
+    /// Returns the present image instead of a failed pull. `None`: the pull fails.
     pub(super) async fn use_stale(
         &self,
         reference: &Reference,

@@ -134,7 +134,7 @@ async fn what_was_verified_survives_a_restart_and_is_used_within_the_bound_only(
     let file = folder.path().join("verified-names.json");
     let start = || {
         let records = PullRecords::open(folder.path(), VerificationPolicy::NeverVerifyPreloadedImages).unwrap();
-        node(&fake, Wanted { records, ..Wanted::default() }, Some(StaleUse::new(DAY, Some(folder.path().to_owned()))))
+        node(&fake, Wanted { records, ..Wanted::default() }, Some(StaleUse::new(DAY, Some(file.clone()))))
     };
     start().ensure(&always(IMAGE)).await.unwrap();
     away(&fake);
