@@ -1,4 +1,4 @@
-//! The metadata of folders for which a layer has no entry.
+//! Opens folders without following links, and copies the metadata of folders for which a layer has no entry.
 //!
 //! A layer may have `etc/app/conf` but no entry for `etc/app`. The unpacker then creates a plain folder, and overlayfs
 //! would show this folder's mode and owner. The correct metadata is in the next lower layer with an entry for it.

@@ -124,7 +124,7 @@ fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
 /// A command that only reads treats a missing store as empty if no flag or setting names the store. Otherwise it fails.
 fn named_access(access: Access, is_named: bool) -> Access {
     match access {
-        Access::Read { .. } => Access::Read { or_empty: !is_named },
+        Access::Read { or_empty } => Access::Read { or_empty: or_empty && !is_named },
         Access::Write { .. } => access,
     }
 }

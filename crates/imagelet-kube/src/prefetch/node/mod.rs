@@ -25,7 +25,6 @@ use imagelet_core::{
     retry_wait::random_share,
 };
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Node;
 use kube::{
     Api, Client, Resource as _, ResourceExt as _,
     api::{Patch, PatchParams},
@@ -44,7 +43,7 @@ use tokio_util::task::AbortOnDropHandle;
 pub use self::port::{FetchConditions, FetchFailure, ImagePresence, PrefetchNode, SetPin};
 use self::{
     images_ready::ImagesReady,
-    own_node::{condition_in_api, condition_patch},
+    own_node::OwnNode,
     plan::{Plan, PlanInput, Task, TaskKey, TaskState, Waiting, plan, restored},
     progress::PullBytes,
     selection::{LastMatches, SelectedSets},
@@ -69,7 +68,7 @@ const RETRY_MAX: Duration = Duration::from_mins(15);
 /// The first wait after a failed request to write the report or the condition.
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
-/// Maximum wait for the first list of pods. Sets with a pod selector need this list.
+/// Maximum wait for the first list of pods, by which sets select the node.
 const PODS_WAIT: Duration = Duration::from_mins(1);
 /// How often the agent reads the progress of a pull and checks that images are present.
 const TICK: Duration = Duration::from_secs(30);
@@ -81,13 +80,13 @@ pub struct PrefetchAgent {
     client: Client,
     node: String,
     target: Arc<dyn PrefetchNode>,
-    /// The pods of the node. With `None`, no set with a pod selector selects the node.
+    /// `None`: no set selects the node by its pods.
     pods: Option<PodsReceiver>,
 }
 
 struct Inputs {
     sets: SharedSets,
-    nodes: Store<Node>,
+    nodes: Store<OwnNode>,
     changed: Notify,
 }
 
@@ -104,7 +103,7 @@ struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
     attempts: BTreeMap<TaskKey, Attempts>,
     running: Option<RunningPull>,
-    /// The namespace of the last started pull. It is empty for a cluster-wide set.
+    /// The namespace of the last started pull. Empty for a cluster-wide set.
     last: String,
     pins: Option<Vec<SetPin>>,
     matches: LastMatches,
@@ -112,7 +111,7 @@ struct AgentWork {
 
 #[derive(Clone, Copy, Default)]
 struct Attempts {
-    /// Number of failures in a row.
+    /// Failures in a row.
     failures: u32,
     /// How often the pull was interrupted for other sets.
     given_way: u32,
@@ -123,13 +122,13 @@ impl PrefetchAgent {
         Self { client, node: node.to_owned(), target, pods: None }
     }
 
-    /// Sets with a pod selector select the node by the pods that `agent` watches.
+    /// Sets also select the node by the pods that this agent watches.
     #[must_use]
     pub fn with_pods_of(self, agent: &NodeAgent) -> Self {
         Self { pods: Some(agent.pods()), ..self }
     }
 
-    /// Watches the sets until this future is dropped. The agent does nothing if the API server lacks the kinds of sets.
+    /// Watches the sets until this future is dropped. Without the kinds in the API server, the agent does nothing.
     pub async fn run(&self) {
         let (nodes, mut writer) = reflector::store();
         let inputs = Inputs { sets: SharedSets::default(), nodes, changed: Notify::new() };
@@ -160,7 +159,7 @@ impl PrefetchAgent {
         let (SelectedSets { sets, .. }, _) = inputs.known(&self.node).await;
         let written = self.read_report().await;
         if let Some(mut pods) = self.pods.clone() {
-            // If the list of pods is late, sets without a pod selector are fetched. Other sets keep their matches.
+            // Without a list of pods, sets without a pod selector are fetched, and the last matches of other sets stay.
             let _ = timeout(PODS_WAIT, pods.changed()).await;
         }
         let reports = written.as_ref().map_or(&[][..], |written| &written.sets);
@@ -169,7 +168,7 @@ impl PrefetchAgent {
         let mut work = AgentWork { states: restored(&sets, reports), matches, ..AgentWork::default() };
         let (mut of_report, mut of_condition) = (WriteGate::restored(written), WriteGate::restored(None));
         // The last Node whose condition was read.
-        let mut seen: Option<Arc<Node>> = None;
+        let mut seen: Option<Arc<OwnNode>> = None;
         // Writes run in parallel to pulls, so that a slow API server does not delay pulls.
         let (mut reporting, mut conditioning) = (None, None);
         loop {
@@ -187,9 +186,9 @@ impl PrefetchAgent {
                     None => {}
                 }
             }
-            // Each version of the Node is read once, because a version from before the last write lacks this write.
+            // Each Node is read once: a Node that was received before the last write does not have this write.
             if !seen.as_ref().is_some_and(|seen| Arc::ptr_eq(seen, &node)) {
-                of_condition.found(condition_in_api(&node));
+                of_condition.found(node.images_ready());
                 seen = Some(Arc::clone(&node));
             }
             if conditioning.is_none() && is_surveyed {
@@ -216,7 +215,7 @@ impl PrefetchAgent {
         }
     }
 
-    /// Waits for the result of the running pull. `None` means that the pull must be interrupted for a waiting image.
+    /// Returns the result of the running pull. `None`: the pull must be interrupted for the waiting images.
     async fn pull_ended(
         &self,
         running: Option<&mut RunningPull>,
@@ -259,7 +258,7 @@ impl PrefetchAgent {
             }
             Some(Err(failure)) => {
                 let FetchFailure { class, stage, message } = &failure;
-                // If an open circuit rejected the pull, no event is recorded, because the circuit recorded one.
+                // A pull that an open circuit rejected has no event, because the circuit had its own event.
                 if *class != ErrorClass::HeldBack {
                     let image = &key.image.reference;
                     let (message, what) =
@@ -296,7 +295,7 @@ impl PrefetchAgent {
                     Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
                 }
             }
-            // If no pull runs, or the plan cancelled the running pull, the next pull starts at once.
+            // If no pull runs, or the plan cancelled it, the next pull starts at once.
             let Some(task) = plan.next.take() else { return (plan, presence.taken_at.is_some()) };
             let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
             let (key, watcher) = (task.key.clone(), bytes.watcher());
@@ -320,11 +319,11 @@ impl PrefetchAgent {
 
     async fn write_condition(
         &self,
-        node: Arc<Node>,
+        node: Arc<OwnNode>,
         wanted: Option<ImagesReady>,
-    ) -> (Option<ImagesReady>, Result<Node, kube::Error>) {
-        let nodes: Api<Node> = Api::all(self.client.clone());
-        let patch = Patch::Strategic(condition_patch(&node, wanted.as_ref(), Timestamp::now()));
+    ) -> (Option<ImagesReady>, Result<OwnNode, kube::Error>) {
+        let nodes: Api<OwnNode> = Api::all(self.client.clone());
+        let patch = Patch::Strategic(node.patch(wanted.as_ref(), Timestamp::now()));
         let answer = nodes.patch_status(&self.node, &PatchParams::default(), &patch).await;
         (wanted, answer)
     }
@@ -339,7 +338,7 @@ impl PrefetchAgent {
         }
     }
 
-    /// The report in the API, or `None` if the report is absent or unreadable.
+    /// The report in the API. `None`: it is absent.
     async fn read_report(&self) -> Option<WrittenReport> {
         for failures in 0.. {
             match self.reports().get_opt(&self.node).await {
@@ -360,7 +359,7 @@ impl PrefetchAgent {
 
 impl Inputs {
     /// Waits until this node and all sets are known, including sets that select other nodes.
-    async fn known(&self, node: &str) -> (SelectedSets, Arc<Node>) {
+    async fn known(&self, node: &str) -> (SelectedSets, Arc<OwnNode>) {
         loop {
             if let (Some(known), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
                 let mut sets = SelectedSets::default();
@@ -378,7 +377,7 @@ impl Inputs {
     }
 }
 
-/// Waits for the end of a write, or forever if no write runs.
+/// Waits for the end of a write. Never returns if no write runs.
 async fn end_of<F: Future + Unpin>(running: &mut Option<F>) -> F::Output {
     let Some(write) = running else { return pending().await };
     let end = write.await;

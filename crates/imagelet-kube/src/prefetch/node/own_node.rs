@@ -1,48 +1,69 @@
-//! The condition that the agent reads and writes in its own Node object.
+//! The Node object of an agent: its labels, and the condition that the agent writes.
 //!
-//! The agent compares the wanted condition with that in the API, also after a restart and another client's change.
+//! The agent compares with the condition in the API, also after a restart and after a change by another client.
 
 use jiff::Timestamp;
 use k8s_openapi::{
-    api::core::v1::{Node, NodeCondition},
-    apimachinery::pkg::apis::meta::v1::Time,
+    ClusterResourceScope,
+    api::core::v1::NodeCondition,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::images_ready::{CONDITION, ImagesReady};
+use crate::metadata::resource;
 
-/// The condition in the API, if present. An unknown condition gets no message, so it equals no wanted condition.
-pub(super) fn condition_in_api(node: &Node) -> Option<ImagesReady> {
-    let NodeCondition { status, reason, message, .. } = condition(node)?;
-    let message = message.clone().unwrap_or_default();
-    Some(match (status.as_str(), reason.as_deref()) {
-        ("True", Some(ImagesReady::PRESENT)) => ImagesReady { is_ready: true, message },
-        ("False", Some(ImagesReady::MISSING)) => ImagesReady { is_ready: false, message },
-        _ => ImagesReady { is_ready: false, message: String::new() },
-    })
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct OwnNode {
+    metadata: ObjectMeta,
+    status: OwnNodeStatus,
 }
 
-/// The strategic merge patch that sets or removes only this condition. With the uid, the API server rejects the patch
-/// if the Node was recreated.
-pub(super) fn condition_patch(node: &Node, wanted: Option<&ImagesReady>, now: Timestamp) -> Value {
-    let written = |ImagesReady { is_ready, message }: &ImagesReady| {
-        let (status, reason) = if *is_ready { ("True", ImagesReady::PRESENT) } else { ("False", ImagesReady::MISSING) };
-        let same = condition(node).filter(|before| before.status == status);
-        json!(NodeCondition {
-            type_: CONDITION.to_owned(),
-            status: status.to_owned(),
-            reason: Some(reason.to_owned()),
-            message: Some(message.clone()),
-            last_heartbeat_time: Some(Time(now)),
-            last_transition_time: same.map_or(Some(Time(now)), |before| before.last_transition_time.clone()),
+resource!(OwnNode, ClusterResourceScope, (), |()| ["", "v1", "Node", "nodes"]);
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct OwnNodeStatus {
+    conditions: Option<Vec<NodeCondition>>,
+}
+
+impl OwnNode {
+    fn condition(&self) -> Option<&NodeCondition> {
+        self.status.conditions.iter().flatten().find(|it| it.type_ == CONDITION)
+    }
+
+    /// The condition in the API. `None`: absent. An unknown condition has no message, so it equals no wanted one.
+    pub(super) fn images_ready(&self) -> Option<ImagesReady> {
+        let NodeCondition { status, reason, message, .. } = self.condition()?;
+        let message = message.clone().unwrap_or_default();
+        Some(match (status.as_str(), reason.as_deref()) {
+            ("True", Some(ImagesReady::PRESENT)) => ImagesReady { is_ready: true, message },
+            ("False", Some(ImagesReady::MISSING)) => ImagesReady { is_ready: false, message },
+            _ => ImagesReady { is_ready: false, message: String::new() },
         })
-    };
-    let changed = wanted.map_or_else(|| json!({"type": CONDITION, "$patch": "delete"}), written);
-    json!({"metadata": {"uid": node.metadata.uid}, "status": {"conditions": [changed]}})
-}
+    }
 
-fn condition(node: &Node) -> Option<&NodeCondition> {
-    node.status.iter().flat_map(|status| status.conditions.iter().flatten()).find(|it| it.type_ == CONDITION)
+    /// The strategic merge patch that sets or removes only this condition. With the uid, the API server rejects the
+    /// patch of a recreated Node.
+    pub(super) fn patch(&self, wanted: Option<&ImagesReady>, now: Timestamp) -> Value {
+        let written = |ImagesReady { is_ready, message }: &ImagesReady| {
+            let (status, reason) =
+                if *is_ready { ("True", ImagesReady::PRESENT) } else { ("False", ImagesReady::MISSING) };
+            let same = self.condition().filter(|before| before.status == status);
+            json!(NodeCondition {
+                type_: CONDITION.to_owned(),
+                status: status.to_owned(),
+                reason: Some(reason.to_owned()),
+                message: Some(message.clone()),
+                last_heartbeat_time: Some(Time(now)),
+                last_transition_time: same.map_or(Some(Time(now)), |before| before.last_transition_time.clone()),
+            })
+        };
+        let condition = wanted.map_or_else(|| json!({"type": CONDITION, "$patch": "delete"}), written);
+        json!({"metadata": {"uid": self.metadata.uid}, "status": {"conditions": [condition]}})
+    }
 }
 
 #[cfg(test)]
@@ -51,7 +72,7 @@ mod tests {
 
     use super::*;
 
-    fn node(conditions: &Value) -> Node {
+    fn node(conditions: &Value) -> OwnNode {
         let metadata = json!({"name": "node-1", "uid": "u1", "labels": {"pool": "gpu"}});
         from_value(json!({"metadata": metadata, "status": {"conditions": conditions, "images": [{"names": ["a"]}]}}))
             .unwrap()
@@ -77,15 +98,15 @@ mod tests {
             (written("True", "ByHand"), Some((false, "")), "2026-01-01T00:00:00Z"),
         ] {
             let node = node(&conditions);
-            let in_api = condition_in_api(&node);
+            let in_api = node.images_ready();
             assert_eq!(in_api.as_ref().map(|it| (it.is_ready, it.message.as_str())), found, "{conditions}");
             let condition = json!({
                 "type": CONDITION, "status": "True", "reason": "ImagesPresent", "message": "new",
                 "lastHeartbeatTime": "2026-02-01T00:00:00Z", "lastTransitionTime": changed_at,
             });
             let patch = |condition| json!({"metadata": {"uid": "u1"}, "status": {"conditions": [condition]}});
-            assert_eq!(condition_patch(&node, Some(&ready), now), patch(condition), "{conditions}");
-            assert_eq!(condition_patch(&node, None, now), patch(json!({"type": CONDITION, "$patch": "delete"})));
+            assert_eq!(node.patch(Some(&ready), now), patch(condition), "{conditions}");
+            assert_eq!(node.patch(None, now), patch(json!({"type": CONDITION, "$patch": "delete"})));
         }
     }
 }
