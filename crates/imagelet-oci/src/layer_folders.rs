@@ -36,7 +36,7 @@ impl LayerFolders {
     }
 }
 
-/// The folder whose metadata applies at `path` in the merged view. `None` if there is none. `layers` are topmost first.
+/// The folder whose metadata applies at `path` in the merged view. `None`: no layer has it. `layers` are topmost first.
 pub fn effective_folder(layers: &[LayerFolders], path: &[u8]) -> io::Result<Option<OwnedFd>> {
     let mut fallback = None;
     for layer in layers {

@@ -57,7 +57,7 @@ pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Enviro
     tracing::warn!(%error, "could not hide the credentials of the command line");
 }
 
-/// The login that other processes can read. `None`: there is none, or it does not fit into one line of a pipe.
+/// The login that other processes can read. `None`: no login exists, or it does not fit into one line of a pipe.
 fn visible(given: &LoginArgs, environment: &Environment) -> Option<Secret> {
     let login = match (&given.creds_file, given.creds.as_deref()) {
         (Some(_), _) | (None, Some("-")) => return None,

@@ -160,7 +160,7 @@ impl PullRecords {
         self.end_left(&begun.image)
     }
 
-    /// Writes a record that permits no client, if there is none. An unreadable record stays: it permits no client, too.
+    /// Writes a record that permits no client, if no record exists. An unreadable record stays: it permits no client, too.
     fn close_record(&self, id: &ImageId, now: SystemTime) -> Result<(), RecordsError> {
         let _turn = self.records.turn();
         if matches!(self.records.find(id.as_str()), Ok(None)) {
