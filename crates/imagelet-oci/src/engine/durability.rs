@@ -15,14 +15,15 @@ const SYNC_DELAY: Duration = Duration::from_millis(500);
 /// MB pull, and costs a large pull nothing.
 const FIRST_SYNC: Duration = Duration::from_millis(50);
 
-/// The period of later early syncs. A quarter of this period slowed large images and sped up none.
-const SYNC_PERIOD: Duration = Duration::from_millis(600);
+/// The longest pause between two early syncs. A quarter of it slowed large images and sped up none.
+const LONGEST_PAUSE: Duration = Duration::from_millis(600);
 
-/// The pause between two early syncs. `synced` is the duration of the previous sync, and `produced` the time in which
-/// pulls wrote its data. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the
-/// next sync follows at once. On a disk with a high but constant latency, the pauses stay.
-fn pause(produced: Duration, synced: Duration) -> Duration {
-    if synced > produced { Duration::ZERO } else { SYNC_PERIOD }
+/// The pause after an early sync. `synced` is the duration of this sync, and `produced` the time in which pulls wrote
+/// its data. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the next sync
+/// follows at once. Otherwise each pause is twice the previous pause: a slow disk is then busy early, even if the first
+/// sync found nothing to write. On a disk with a high but constant latency, the pauses stay.
+fn pause(produced: Duration, synced: Duration, previous: Duration) -> Duration {
+    if synced > produced { Duration::ZERO } else { (previous.max(FIRST_SYNC) * 2).min(LONGEST_PAUSE) }
 }
 
 impl Engine {
@@ -61,10 +62,10 @@ async fn sync_periodically(root: &Path) {
         let (root, begun) = (root.to_owned(), Instant::now());
         let synced = tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await;
         wait = match synced.unwrap_or_else(|error| Err(error.into())) {
-            Ok(()) => pause(begun - since, begun.elapsed()),
+            Ok(()) => pause(begun - since, begun.elapsed(), wait),
             Err(error) => {
                 tracing::debug!(%error, "an early sync failed; the pull reports it");
-                SYNC_PERIOD
+                LONGEST_PAUSE
             }
         };
         since = begun;
@@ -76,12 +77,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_falls_behind_the_pulls_is_synced_without_a_pause() {
+    fn a_disk_that_falls_behind_the_pulls_is_synced_without_a_pause_and_others_with_longer_pauses() {
         let millis = Duration::from_millis;
-        for (produced, synced, expected) in
-            [(50, 5, 600), (50, 80, 0), (80, 200, 0), (200, 150, 600), (40, 40, 600), (700, 120, 600)]
-        {
-            assert_eq!(pause(millis(produced), millis(synced)), millis(expected), "{synced} ms for {produced} ms");
+        for (produced, synced, previous, expected) in [
+            (50, 5, 50, 100),
+            (105, 5, 100, 200),
+            (50, 80, 50, 0),
+            (80, 200, 0, 0),
+            (200, 150, 0, 100),
+            (40, 40, 400, 600),
+            (700, 120, 600, 600),
+        ] {
+            let pause = pause(millis(produced), millis(synced), millis(previous));
+            assert_eq!(pause, millis(expected), "{synced} ms for {produced} ms after a pause of {previous} ms");
         }
     }
 }
