@@ -42,12 +42,10 @@ impl Failure {
         Self { message: message.into(), reason: reason.to_owned(), ..Self::default() }
     }
 
-    /// The failure of an invalid request or argument.
     pub fn invalid(message: impl fmt::Display) -> Self {
         Self::new("InvalidArgument", message.to_string())
     }
 
-    /// A failure with the message and the causes of any error, and with the first hint in their texts.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::new("Failed", error.to_string());
         let mut next: Option<&(dyn Error + 'static)> = Some(error);
@@ -77,7 +75,6 @@ impl Failure {
         failure
     }
 
-    /// A failure with this message. The error and the causes of the error become its causes.
     pub fn because(message: impl Into<String>, error: &(dyn Error + 'static)) -> Self {
         let mut failure = Self::of(error);
         failure.causes.insert(0, std::mem::replace(&mut failure.message, message.into()));

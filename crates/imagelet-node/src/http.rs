@@ -37,7 +37,6 @@ use crate::{
 use access::{Decision, Presented, Purpose};
 use event_stream::{EventStreams, Framing};
 
-/// The header that every action must have.
 const ACTION: &str = "x-imagelet-action";
 const FORGED: &str = "an action needs the header `x-imagelet-action` and must come from this server's own pages";
 /// How often a stream of events reports the progress of pulls, in milliseconds.

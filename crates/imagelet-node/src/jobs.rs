@@ -23,9 +23,7 @@ const IDLE_PERIOD: Duration = Duration::from_mins(5);
 /// How often the inventory checks for unwritten changes. Writes are mostly 45 s apart, so a crash loses less than 60 s.
 const FLUSH_PERIOD: Duration = Duration::from_secs(10);
 
-/// How often the import folder is scanned.
 const SCAN_PERIOD: Duration = Duration::from_secs(2);
-/// How often the disk usage is recorded.
 const SAMPLE_PERIOD: Duration = Duration::from_mins(1);
 
 #[derive(Debug)]

@@ -39,7 +39,6 @@ pub fn moment(time: impl TryInto<jiff::Timestamp>) -> Option<String> {
     Some(format!("{time:.0}"))
 }
 
-/// The time since 1970; zero for a time before 1970.
 pub(crate) fn since_epoch(time: SystemTime) -> Duration {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default()
 }
@@ -48,7 +47,6 @@ pub(crate) fn milliseconds_of(time: Duration) -> u64 {
     u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Checks that a number of a request is from 0 to `max`.
 pub(crate) fn at_most(name: &str, number: u64, max: u64) -> Result<usize, Failure> {
     let bounded = usize::try_from(number).ok().filter(|_| number <= max);
     bounded.ok_or_else(|| Failure::invalid(format!("`{name}` is `{number}`; it must be a number from 0 to {max}")))

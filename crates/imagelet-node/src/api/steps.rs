@@ -46,7 +46,6 @@ pub fn progress(steps: Steps) -> Progress {
     })
 }
 
-/// Passes the text of each [`Step::Notice`] to `note`, and ignores all other steps.
 pub fn silences(note: impl Fn(&str) + Send + Sync + 'static) -> Steps {
     Arc::new(move |step| {
         if let Step::Notice { note: text } = step {
@@ -64,7 +63,6 @@ pub enum Step {
     #[serde(rename_all = "camelCase")]
     Resolved {
         manifest: String,
-        /// The layers in the order of the image's manifest.
         layers: Vec<LayerSize>,
     },
     /// A layer is being fetched. `received` counts its bytes so far.
@@ -79,7 +77,6 @@ pub enum Step {
     Removed(RemovedForPull),
     /// The next request to a host is delayed.
     Retry(PullRetry),
-    /// A warning for the user of the command.
     Warning { text: String },
     /// The pull waits for the answer of a host. `over`: the wait has ended.
     Waiting { host: String, over: bool },

@@ -22,7 +22,6 @@ use crate::failure::Failure;
 pub(crate) const COMMANDS: &str = "/api/v1/commands";
 /// Clients recognize a daemon with this interface by this header.
 pub(crate) const VERSION: (&str, &str) = ("x-imagelet-version", env!("CARGO_PKG_VERSION"));
-/// Limit of the size of a command's arguments.
 pub(crate) const BODY_BYTES_MAX: usize = 1 << 20;
 /// Limit of the progress messages that wait for a slow reader. Further messages are dropped.
 const PROGRESS_WAITING_MAX: usize = 256;
@@ -62,7 +61,6 @@ impl Replies {
     }
 }
 
-/// Runs a command, and streams its progress and its result.
 pub(crate) fn streamed<A, F>(run: impl FnOnce(Replies) -> F) -> Response
 where
     A: Serialize + Send,

@@ -40,18 +40,14 @@ use super::{
 const SOCKET_LENGTH_MAX: usize = 107;
 /// The minimum of `pulls.bandwidth`. A smaller value probably has a wrong unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
-/// The maximum of layers in flight. More layers do not increase the throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
-/// Limit of the proxy rules, because each request searches all rules.
 const PROXY_RULES_MAX: usize = 100;
-/// Limit of a proxy's password, because proxies limit the length of a header.
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 /// The minimum of periods and timeouts. A shorter timeout would end pulls that only start slowly.
 const SECOND: GoDuration = GoDuration::seconds(1);
 /// The minimum of `staleOnOutage.maxAge`. The retries of a pull already cover a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
-/// Checks a file in which every key has a value.
 pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, Vec<Violation>> {
     let mut violations = Violations::default();
     let found = &mut violations;

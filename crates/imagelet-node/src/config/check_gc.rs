@@ -16,9 +16,7 @@ use super::{
 
 /// The minimum size of an audit log. A smaller log has no space for one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
-/// The maximum size of an audit log. A larger value probably has a wrong unit.
 const DECISIONS_MAX: u64 = 16 << 30;
-/// The minimum of `gc.period`. A shorter period only wastes CPU time.
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
 /// Builds the collection settings from the keys of `gc`. `policy` has the values of the kubelet's keys.

@@ -122,7 +122,6 @@ impl Environment {
     }
 }
 
-/// The login files of podman, skopeo and buildah: only the file `named` if it is given, else the usual files.
 fn containers_auth(named: Option<String>, folders: &UserFolders) -> Vec<PathBuf> {
     let UserFolders { home, config_home, runtime_dir, .. } = folders;
     let of_user = || format!("/run/containers/{}", rustix::process::getuid().as_raw()).into();

@@ -78,7 +78,6 @@ pub(super) fn read_mapping(path: &Path, is_lenient: bool) -> Result<Vec<(String,
     }
 }
 
-/// The parser's message without the names of parser options and without the position, which the caller adds.
 fn message(error: &serde_saphyr::Error) -> String {
     let text = error.without_snippet().to_string();
     let text = text.lines().next().unwrap_or_default();

@@ -70,7 +70,6 @@ impl Settings {
 pub struct RecordRules {
     /// Which present images need a credential check. `None`: the feature gate is off, and pulls are not recorded.
     pub verification: Option<VerificationPolicy>,
-    /// How long a pull record is valid. `None`: the record does not expire.
     pub age_max: Option<Duration>,
 }
 
@@ -79,7 +78,6 @@ pub struct Interfaces {
     pub socket: PathBuf,
     pub callers: CriCallers,
     pub http: HttpSettings,
-    /// The export of traces. `None`: no traces are exported.
     pub traces: Option<TraceSettings>,
 }
 
@@ -107,11 +105,8 @@ pub struct CredentialSettings {
 pub struct KubernetesSettings {
     pub access: ApiAccess,
     pub node: String,
-    /// Limit of concurrent pulls for pods that are bound to the node but not started. `None`: such pods cause no pulls.
     pub look_ahead_max: Option<NonZeroUsize>,
-    /// Whether warnings about the node become events in the cluster.
     pub events: bool,
-    /// Whether the progress of pulls becomes events in the cluster.
     pub progress_events: bool,
 }
 
@@ -122,7 +117,6 @@ pub struct CollectionSettings {
     pub for_pulls: bool,
     pub mode: CollectionMode,
     pub rules: KeepRules,
-    /// The root directory of the kubelet. The images in the kubelet's pull records are adopted.
     pub adopt_from: Option<PathBuf>,
     pub lease_for: Duration,
     /// Size limit of the audit log. `None`: no log is written.
@@ -131,7 +125,6 @@ pub struct CollectionSettings {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HttpSettings {
-    /// The address of the HTTP listener as `HOST:PORT`. `None`: the daemon does not listen on HTTP.
     pub address: Option<String>,
     pub token_file: Option<PathBuf>,
     /// Accepted names in `Host` headers, in addition to the built-in names.
@@ -150,12 +143,10 @@ named_enum! {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSettings {
-    /// Limit of the images in the Node's status. `None`: the status contains all images.
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
     /// Timeout of every call to the runtime except pulls.
     pub request_timeout: Duration,
-    /// The access to the cluster. `None`: no API server is contacted.
     pub kubernetes: Option<KubernetesSettings>,
 }
 

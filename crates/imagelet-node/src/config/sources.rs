@@ -161,7 +161,6 @@ impl Sources {
         Ok(leaves.into_iter().map(|(key, value)| Sourced { source: source(&key), key, value }).collect())
     }
 
-    /// The checked configuration, or every violated rule with the location of its key.
     pub fn settings(&self) -> Result<Settings, ConfigError> {
         check::check(&self.file()?, &self.environment).map_err(|violations| {
             let text = |Violation { keys, message }: Violation| match keys.iter().find_map(|key| self.source(key)) {
@@ -199,7 +198,6 @@ fn has_password(url: &str) -> bool {
     user.split_once(':').is_some_and(|(_, password)| !password.is_empty())
 }
 
-/// Reads the keys that concern images, and ignores the other keys of a kubelet's file.
 fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     let fields = read_mapping(path, true)?;
     let kind = fields.iter().find(|(key, _)| key == "kind").map(|(_, kind)| kind);
@@ -212,7 +210,6 @@ fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     Ok(reader)
 }
 
-/// The drop-ins of a folder and of its subfolders, in the order in which a kubelet reads them.
 fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
     trusted_files::check_folder(folder)?;
     let entries = fs::read_dir(folder)?.take(DROP_INS_MAX + 1).collect::<io::Result<Vec<_>>>()?;
@@ -322,7 +319,6 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// A suggestion for an unknown key: a similar key in the same section, or keys with this name in other sections.
 fn near_key(above: &str, name: &str, schema: &Value) -> Option<String> {
     let known = schema.as_object().into_iter().flat_map(serde_json::Map::keys).map(String::as_str);
     if let Some(near) = nearest(name, known) {

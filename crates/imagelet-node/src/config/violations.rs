@@ -15,7 +15,6 @@ use imagelet_core::{
 
 use crate::size::parse_size;
 
-/// Limit of the bytes of a message about a file. Longer messages are truncated.
 const MESSAGE_MAX: usize = 1_000;
 
 /// Why a configuration is invalid. Prints each violation on a line, with the location if known.
@@ -27,13 +26,11 @@ pub enum ConfigError {
         #[source]
         source: std::io::Error,
     },
-    /// One line with the location for each invalid value or violated rule. Rules are in the kubelet's order.
     #[error("{}", .0.join("\n"))]
     Invalid(Vec<String>),
 }
 
 impl ConfigError {
-    /// Combines errors: no error is a success, one error is returned, and several errors become one with all lines.
     pub fn all(mut errors: Vec<Self>) -> Result<(), Self> {
         match errors.len() {
             0 => Ok(()),

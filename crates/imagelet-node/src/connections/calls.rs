@@ -31,9 +31,7 @@ pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
 pub(super) const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// How long the answer to a GET over HTTP may take, and how long a client may then take to read the answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// Limit of the head of a request. It is large enough for tokens and trace headers.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
-/// Limit of concurrent calls on one connection.
 const STREAMS_MAX: u32 = 256;
 /// An HTTP/2 client that sends nothing for this long is pinged.
 const SILENCE_MAX: Duration = Duration::from_secs(30);
@@ -45,7 +43,6 @@ pub(crate) struct StreamEnd(pub(crate) CancellationToken);
 struct Connection {
     place: Place,
     router: Router,
-    /// The time at which the connection closes. `None`: the connection has no deadline.
     due: watch::Sender<Option<Instant>>,
 }
 

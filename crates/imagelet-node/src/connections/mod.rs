@@ -33,11 +33,9 @@ pub(crate) use places::{Limits, open_files_max};
 /// Limit of the log lines of one kind in each [`LINES_OVER`]: clients that connect in a loop must not fill the disk.
 const LINES_MAX: u32 = 2;
 const LINES_OVER: Duration = Duration::from_secs(30);
-/// Limit of the users whose first connection is logged.
 const USERS_MAX: usize = 256;
 /// How long the daemon waits for the close of a displaced connection. The close does not depend on the client.
 const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
-/// The pause after a failed accept, if the next accept would fail for the same reason.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -119,7 +117,6 @@ impl<L: Listener> Acceptor<L> {
         Self { listener, places, spare: Vec::new(), failed, users: BTreeSet::new() }
     }
 
-    /// Waits for the next connection. A failed accept is retried.
     async fn accept(&mut self) -> (L::Stream, Peer) {
         self.refill();
         loop {
@@ -174,7 +171,6 @@ impl<L: Listener> Acceptor<L> {
     }
 }
 
-/// Limits the log lines of one kind, and counts the suppressed lines.
 #[derive(Debug, Default)]
 struct LineLimit {
     since: Option<Instant>,

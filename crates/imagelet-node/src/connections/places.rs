@@ -18,19 +18,16 @@ use super::Peer;
 pub(super) const HTTP_BODY_BYTES_MAX: usize = 64 << 10;
 /// Limit of the connections at the CRI socket. A kubelet needs one or two.
 const SOCKET_MAX: usize = 512;
-/// The part of the open files for the CRI socket is a quarter. Pulls get the larger part.
 const SOCKET_PART: usize = 4;
 /// Limit of concurrent calls at the socket. A kubelet with 110 pods needs far less than a quarter.
 const CALLS_MAX: usize = 2048;
 /// Limit of the connections over HTTP. A scraper and a probe need one each.
 const HTTP_MAX: usize = 32;
-/// The part of the open files for connections over HTTP is an eighth.
 const HTTP_PART: usize = 8;
 const LISTENER_MIN: usize = 4;
 /// Descriptors in reserve for connections to the socket: enough for a kubelet and a few commands.
 pub(super) const SPARE: usize = 8;
 
-/// A limit for all peers together, and a limit for each peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Share {
     pub(crate) all: usize,
@@ -167,7 +164,6 @@ impl Places {
         Some((place, displaced))
     }
 
-    /// Closes the oldest connection that has had no call.
     pub(super) fn free_descriptor(&self) {
         let open = &mut locked(&self.open).1;
         let silent = open.iter().find(|(_, open)| !open.was_called).map(|(number, _)| *number);

@@ -21,10 +21,8 @@ const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 pub(super) enum Purpose {
     /// A health check without details. It is open to any client and any host name.
     Probe,
-    /// The static files of the pages.
     Asset,
     Read,
-    /// The request changes the node.
     Action,
 }
 
@@ -34,7 +32,6 @@ pub(super) struct Presented<'a> {
     pub(super) authorization: Option<&'a str>,
     /// Whether the request has the action header. This server grants no CORS, so a foreign page cannot send it.
     pub(super) has_action_header: bool,
-    /// The value of `Sec-Fetch-Site`, a header that every current browser sends.
     pub(super) fetch_site: Option<&'a str>,
     /// Whether the user opens the address as a page. A page that another page embeds or fetches is no navigation.
     pub(super) is_navigation: bool,
@@ -96,12 +93,10 @@ pub struct AccessPolicy {
     token: Option<TokenDigest>,
     /// Cancelled when the token changes. The streams that this policy permitted then end.
     pub(super) ended: CancellationToken,
-    /// Accepted host names of this server, in lower case.
     hosts: Vec<String>,
     has_actions: bool,
 }
 
-/// The digest of a token. The token itself is not stored.
 #[derive(Clone)]
 struct TokenDigest(Digest);
 

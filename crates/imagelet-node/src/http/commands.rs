@@ -25,7 +25,6 @@ use crate::{
     node::{Command, Daemon, DecisionsRequest, NodeService as _, WhyRequest, follower, send_events, unless_stopped},
 };
 
-/// Limit of the event lines that wait for a slow client.
 const LINES_MAX: usize = 64;
 
 pub(super) fn routes() -> Router<Daemon> {
@@ -72,7 +71,6 @@ fn run<C: Command>(daemon: Daemon, body: Bytes) -> Response {
     })
 }
 
-/// Sends the events as progress lines. The result of the command is empty.
 async fn follow(State(daemon): State<Daemon>, body: Bytes) -> Response {
     streamed(|replies| async move {
         let asked: EventsRequest = read(EventsRequest::NAME, body)?;

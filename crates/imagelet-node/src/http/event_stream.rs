@@ -28,7 +28,6 @@ const STREAM_MAX: Duration = Duration::from_hours(12);
 const STREAMS_MAX: usize = 12;
 /// The event streams may use this part of the connections of one address. The rest is for probes and scrapes.
 const STREAMS_PART: (usize, usize) = (3, 4);
-/// Limit of the event lines that wait for a slow client.
 const LINES_MAX: usize = 64;
 /// A line is sent at least this often, so that the client and the server notice a lost connection.
 const SILENCE_MAX: Duration = Duration::from_secs(15);
@@ -41,7 +40,6 @@ pub(super) struct EventStreams {
 }
 
 impl EventStreams {
-    /// `address_max` is the limit of connections for one address.
     pub(super) fn new(address_max: usize, stop: CancellationToken) -> Self {
         let max = STREAMS_MAX.min(address_max * STREAMS_PART.0 / STREAMS_PART.1);
         Self { free: Arc::new(Semaphore::new(max)), max, stop }
@@ -82,7 +80,6 @@ impl EventStreams {
 pub(super) struct Framing {
     /// The start time of this daemon, as the prefix of event ids: each daemon numbers its events from 1.
     run: String,
-    /// The number of the last event that the client received.
     after: u64,
 }
 
@@ -94,7 +91,6 @@ impl Framing {
         Self { run, after: after.unwrap_or(0) }
     }
 
-    /// Converts a line to an event of the stream. `None`: the client has already received the event.
     fn frame(&self, line: &EventLine) -> Option<Event> {
         let (kind, number) = match line {
             EventLine::Event(event) if event.number <= self.after => return None,

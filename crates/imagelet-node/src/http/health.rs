@@ -8,9 +8,7 @@ use rustix::fs::{Mode, OFlags};
 
 use crate::node::{Images, LocalNode};
 
-/// Timeout of a check. A check that takes longer fails.
 const CHECK_MAX: Duration = Duration::from_secs(5);
-/// How many passes over the images may be missed before the check of the inventory fails.
 const PASSES_MISSED_MAX: u32 = 3;
 /// One block of a file system. If the file system is full, the write of the block fails.
 const BLOCK: [u8; 4096] = [0; 4096];
@@ -58,7 +56,6 @@ async fn in_time(check: impl Future<Output = Result<(), String>>) -> Result<(), 
     tokio::time::timeout(CHECK_MAX, check).await.unwrap_or_else(|_| late())
 }
 
-/// Whether all checks passed, and the text of the probe's answer in the format of Kubernetes' components.
 pub(super) fn report(probe: &str, checks: &[Checked], is_verbose: bool) -> (bool, String) {
     let failed: Vec<_> = checks.iter().filter(|(_, checked)| checked.is_err()).map(|(name, _)| *name).collect();
     let is_ok = failed.is_empty();

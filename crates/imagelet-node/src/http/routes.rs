@@ -58,7 +58,6 @@ async fn read<C: Command>(
     command.run(C::Service::of(&node), no_steps()).await.map(Json)
 }
 
-/// Runs a command as an action, which runs to its end even if the client disconnects.
 async fn act<C: Command>(
     State(Daemon { node, calls }): State<Daemon>,
     Arguments(command): Arguments<C>,

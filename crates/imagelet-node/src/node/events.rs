@@ -19,7 +19,6 @@ const FOLLOWERS_MAX: usize = 32;
 static FOLLOWERS: Semaphore = Semaphore::const_new(FOLLOWERS_MAX);
 const PROGRESS_EVERY: std::ops::RangeInclusive<Duration> = Duration::from_millis(100)..=Duration::from_mins(1);
 
-/// Reserves one of the `FOLLOWERS_MAX` places for a client that follows the events.
 pub(crate) fn follower() -> Result<SemaphorePermit<'static>, Failure> {
     let full = || format!("{FOLLOWERS_MAX} clients follow the events; that is the limit");
     FOLLOWERS.try_acquire().map_err(|_| Failure::new("Unavailable", full()))

@@ -73,7 +73,6 @@ pub fn declare(metrics: &Metrics) {
 }
 
 impl LocalNode {
-    /// Measures the node and the process, and sets the gauges.
     pub async fn measure(&self) {
         let (metrics, images) = (&self.status.metrics, &self.pulls.images);
         measure_process(metrics, self.status.started_at);

@@ -12,7 +12,6 @@ use imagelet_runtime::ImportingImages;
 use super::{Collection, Images, Pulls};
 use crate::{config::Settings, failure::Failure};
 
-/// How long a command waits for a runtime's image list before the process exits.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -31,7 +30,6 @@ pub struct NodeStatus {
     pub imports: Option<Arc<ImportingImages>>,
     /// The confinement of the threads that unpack layers. `None`: a runtime unpacks the layers.
     pub unpacking: Option<String>,
-    /// A text about the parallelism of a pull, and about the machine that determines it.
     pub sizes: String,
     pub started_at: SystemTime,
 }
@@ -46,7 +44,6 @@ impl LocalNode {
         self.pulls.images.settings.send_replace(Arc::new(settings));
     }
 
-    /// Writes all unwritten state to disk before the process exits. A daemon also writes its state periodically.
     pub async fn close(&self) {
         let images = &self.pulls.images;
         if images.place.is_read_only {

@@ -21,7 +21,6 @@ use imagelet_kube::{FetchConditions, FetchFailure, ImagePresence, PREFETCH_PRIOR
 use super::Pulls;
 use crate::failure::Failure;
 
-/// Limit of the image names in an event about released pins.
 const NAMED_MAX: usize = 10;
 
 impl Pulls {
@@ -113,7 +112,6 @@ fn no_space(message: String) -> FetchFailure {
     FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
-/// Returns one event for each image set that has released at least one pin.
 fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
     let key = |pin: &OwnedPin| (pin.owner.clone(), pin.pattern.text().to_owned());
     let after: HashSet<_> = after.iter().map(key).collect();
@@ -138,7 +136,6 @@ fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {
     released.into_iter().map(event).collect()
 }
 
-/// Checks that a pull keeps the disk below the high threshold of the collection. `Err`: the reason for the rejection.
 fn decide_space(policy: &GcPolicy, disk: &DiskUse, estimate: Option<&PullEstimate>) -> Result<(), String> {
     let high = policy.high().get();
     if policy.is_reached_with(disk, ByteSize::ZERO) {

@@ -46,7 +46,6 @@ pub enum Probed {
 
 #[derive(Debug)]
 enum CallError {
-    /// The server at the socket does not implement imagelet's interface.
     NotOurs,
     Absent(io::Error),
     Silent,
@@ -142,7 +141,6 @@ impl RemoteNode {
                     Ok(Line::Progress(document)) => progress(document),
                     Ok(Line::Result(document)) => return Ok(document.to_owned()),
                     Ok(Line::Failure(failure)) => return Err(failure),
-                    // A daemon of a later version may send lines that this client does not know. They are ignored.
                     Err(_) => {}
                 }
             }
@@ -208,7 +206,6 @@ impl RemoteNode {
         }
     }
 
-    /// Connects, sends a request and waits for the head of the answer.
     async fn send(&self, method: Method, path: &str, body: Vec<u8>) -> Result<Response<Incoming>, CallError> {
         // A failed connect has an error of its own, so that a missing daemon is not reported as a broken call.
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;

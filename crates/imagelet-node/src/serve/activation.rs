@@ -7,7 +7,6 @@ use crate::{config::variable, failure::Failure};
 
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
-/// The socket that this process inherited from a service manager. `None`: it inherited no socket.
 pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
     let names = variable("LISTEN_FDNAMES").unwrap_or_default();
     let mut inherited = ListenFd::from_env();

@@ -31,7 +31,6 @@ pub(super) struct FilesystemAnswers {
 struct Answered {
     last: Option<ImageFilesystems>,
     fresh_until: Option<Instant>,
-    /// Time of the first failed call since the last successful call.
     silent_since: Option<Instant>,
 }
 
@@ -44,7 +43,6 @@ impl FilesystemAnswers {
         locked(&self.state).fresh_until = None;
     }
 
-    /// The last answer of the runtime. Before the first answer, file systems without images.
     pub(super) fn last(&self) -> ImageFilesystems {
         let known = locked(&self.state).last.clone();
         known.unwrap_or_else(|| {

@@ -46,7 +46,6 @@ pub(super) async fn reload(new: Result<Settings, Failure>, node: &LocalNode, acc
     tracing::info!("configuration reloaded");
 }
 
-/// Keeps the running value of each setting that needs a restart. Also returns the names of the changed settings.
 fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) {
     // The pattern has no `..`, so that the compiler demands a decision on each new group of settings.
     let Settings { collection, pulls, records, interfaces, images, node, credentials: _, environment: _ } = running;
@@ -83,7 +82,6 @@ fn in_force(running: &Settings, new: Settings) -> (Settings, Vec<&'static str>) 
     (new, waiting)
 }
 
-/// Keeps the running value. If the new value differs, adds the name of the setting to `waiting` and returns `true`.
 fn keep<T: Clone + PartialEq>(waiting: &mut Vec<&'static str>, name: &'static str, new: &mut T, running: &T) -> bool {
     let differs = new != running;
     if differs {

@@ -22,7 +22,6 @@ pub(super) struct Started {
     pub(super) api: Router,
 }
 
-/// The started daemon. The value is set once the daemon's node is open.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Start(pub(super) Arc<SetOnce<Started>>);
 

@@ -129,7 +129,6 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
 }
 
 struct OpenBackend {
-    /// `open_images` adds the pinned names and the metrics.
     runtime: RuntimeManager,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,
@@ -364,7 +363,6 @@ fn open_state(
     Ok((Arc::new(inventory), Arc::new(records?), first_run_adopts))
 }
 
-/// Adopts the images in the pull records of another manager, with the time of each record.
 fn take_over(inventory: &Inventory, root: &Path) {
     match KubeletRecords::below(root).all() {
         Ok(found) => {

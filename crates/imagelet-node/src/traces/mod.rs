@@ -40,9 +40,7 @@ use tokio::{sync::mpsc, task::JoinHandle};
 pub(crate) use self::export::TraceTarget;
 use self::pull_trace::PullTrace;
 
-/// Limit of the spans that wait for their export. Further spans are dropped and counted.
 const QUEUE_MAX: usize = 2048;
-/// How long a stopping daemon waits for the export of its last spans.
 const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
 const MILLION: u128 = 1_000_000;
 
@@ -94,7 +92,6 @@ impl RequestTrace {
 }
 
 impl Tracer {
-    /// Starts a task that exports spans until [`Self::close`], or until the last clone of the tracer is dropped.
     pub fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
         let Some(settings) = settings else { return Self::default() };
         let (queue, spans) = mpsc::channel(QUEUE_MAX);
@@ -113,7 +110,6 @@ impl Tracer {
         }
     }
 
-    /// Runs `work`, a request for an image, in a span below the span of its CRI call.
     pub async fn ensure<T, F: Future<Output = Result<T, EnsureError>>>(
         &self,
         image: &str,
@@ -128,7 +124,6 @@ impl Tracer {
         outcome
     }
 
-    /// Runs `work`, a request for all images of a pod, in a span. The span has the failure of the first failed image.
     pub async fn ensure_pod<F: Future<Output = Vec<PodOutcome>>>(
         &self,
         pod: &str,
@@ -150,7 +145,6 @@ impl Tracer {
 }
 
 impl SpanSink {
-    /// Creates the span of a request. `None`: the request is not sampled.
     fn request(self: &Arc<Self>, image: &str) -> Option<OpenSpan> {
         let (trace, parent, is_sampled) = if let Some(caller) = imagelet_runtime::cri::current_trace() {
             (TraceId::from_bytes(caller.trace), SpanId::from_bytes(caller.span), caller.is_sampled)

@@ -19,7 +19,6 @@ const GAP: f64 = 2.0;
 /// Width of a letter, and height of a line.
 const LETTER: f64 = 7.6;
 const LINE: f64 = 16.0;
-/// The fewest letters of a shortened name. If fewer letters fit, the name is omitted.
 const NAME_MIN: usize = 6;
 
 /// The chart of the disk usage over time, with both thresholds. With fewer than two samples, the chart is empty.
@@ -115,7 +114,6 @@ pub(super) fn image_map(images: &[ImageRow], width: f64, height: f64, class: &st
     }
 }
 
-/// The CSS class of a row: `in-use`, `pinned` or `unused`.
 pub(super) fn state(row: &ImageRow) -> &'static str {
     match (row.in_use_by.is_empty(), row.pinned_by.is_empty()) {
         (false, _) => "in-use",
@@ -160,7 +158,6 @@ fn cut(text: &str, letters: usize) -> String {
     text.chars().take(kept - end).chain(['…']).chain(text.chars().skip(length - end)).collect()
 }
 
-/// The last part of an image name: `web:v1` of `registry.example/team/web:v1`.
 fn last_part(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }

@@ -18,7 +18,6 @@ use crate::{
     node::{Why, WhyHappening, WhyImage},
 };
 
-/// Limit of the rows of a plan on the page. The API returns more rows.
 const ROWS_MAX: usize = 300;
 
 #[derive(Debug, Default, Deserialize)]
@@ -26,7 +25,6 @@ const ROWS_MAX: usize = 300;
 pub(super) struct PlanForm {
     /// The size to free, as the user types it. Empty: the plan is for the thresholds.
     pub(super) free: String,
-    /// `Some`: the user has checked the box for all unused images.
     pub(super) all_unused: Option<String>,
 }
 

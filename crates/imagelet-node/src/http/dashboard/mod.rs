@@ -30,11 +30,9 @@ use page::Overview;
 const CSS: &str = include_str!("dashboard.css");
 const SCRIPT: &str = include_str!("dashboard.js");
 const ICON: &str = include_str!("icon.svg");
-/// Timeout of the request for a section. After it, the page has a note instead of the section.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// Limit of the points in the chart of the usage: one for each two pixels of a wide screen.
 const SAMPLES_MAX: u64 = 480;
-/// Limit of the last decisions on the page. `/api/v1/decisions` returns more.
 const DECISIONS: u64 = 30;
 
 pub(super) fn add(router: Router<Daemon>) -> Router<Daemon> {

@@ -16,19 +16,16 @@ use crate::{
 
 use Column::{Number, Text};
 
-/// Limit of the rows in the list of images. The API returns all images.
 const IMAGES_MAX: usize = 200;
 
 #[derive(Debug, Default)]
 pub(super) struct Overview {
-    /// The text `store DIR` or `runtime URI`.
     pub(super) backend: String,
     /// `None` in this field and the next three: the request for the section failed, and `problems` has the reason.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
     pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
-    /// The reasons why sections are omitted.
     pub(super) problems: Vec<String>,
 }
 

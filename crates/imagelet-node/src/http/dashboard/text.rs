@@ -14,7 +14,6 @@ pub(super) fn image_href(image: &str) -> String {
     format!("/image?ref={}", utf8_percent_encode(image, NON_ALPHANUMERIC))
 }
 
-/// The age of a time in RFC 3339, for example `3m ago`.
 pub(super) fn ago(at: &str, now: Timestamp) -> String {
     format!("{} ago", age(Some(at), now))
 }

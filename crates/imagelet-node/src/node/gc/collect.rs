@@ -23,7 +23,6 @@ use crate::{
     node::{AnswerTime, Command},
 };
 
-/// Limit of the image names in an event about removed images.
 const NAMED_MAX: usize = 10;
 
 #[async_trait]
@@ -166,7 +165,6 @@ impl MakeRoom for SpaceByCollection {
     }
 }
 
-/// A sentence with the number of removed images, and the names and reasons of the first ones. `None`: no removals.
 fn of_removals(report: &GcReport) -> Option<String> {
     let named = report.removed().take(NAMED_MAX).map(|removal| {
         let image = &removal.entry.image;
@@ -181,7 +179,6 @@ fn of_removals(report: &GcReport) -> Option<String> {
         .then(|| format!("Removed {} ({} as listed): {named}{more}", counted(count, "image"), report.sizes.claimed))
 }
 
-/// Builds the request from the configured policy and the values of `asked`, which override the policy.
 fn gc_request(asked: &CollectRequest, settings: &Settings) -> Result<GcRequest, Failure> {
     let configured = &settings.collection.policy;
     let high = asked.high.unwrap_or(configured.high().get());

@@ -14,10 +14,8 @@ const SECONDS_BETWEEN_MIN: u64 = 30;
 const GROWTH_SECONDS_MIN: u64 = 30 * 60;
 /// A fall of the usage by more than 1/200 of the capacity counts as a collection. The growth is measured after it.
 const FALL_PART: u64 = 200;
-/// Limit of a forecast. A time that is further away is not reported.
 const HOURS_MAX: f64 = 30.0 * 24.0;
 
-/// The samples of the disk usage, the oldest sample first.
 #[derive(Debug, Default)]
 pub(super) struct DiskHistory(Mutex<VecDeque<DiskSample>>);
 

@@ -18,7 +18,6 @@ use crate::api::{LastCollection, milliseconds_of, moment, since_epoch};
 
 use MetricKind::{Counter, Gauge, Histogram};
 
-/// Bounds in seconds, from a collection that removes no image to one that removes hundreds of images.
 const DURATION_BOUNDS: &[f64] = &[0.01, 0.05, 0.25, 1.0, 5.0, 30.0, 120.0, 600.0];
 
 families! {

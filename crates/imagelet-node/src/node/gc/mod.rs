@@ -39,7 +39,6 @@ impl Collection {
         locked(&self.last).clone()
     }
 
-    /// Returns the log message and the event for the end of a periodic collection.
     pub(crate) fn ended(&self, result: Result<(), &str>) -> RunMessage {
         locked(&self.runs).ended(result)
     }

@@ -29,7 +29,6 @@ use crate::{
 const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
 /// The age from which a pass is repeated. A pass lists all images and pods, and clients may poll each second.
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
-/// The samples of a day, one each minute.
 const SAMPLES_MAX: u64 = 1440;
 
 #[async_trait]
@@ -147,7 +146,6 @@ async fn measured(images: &Images) -> Result<(String, Option<DiskUse>), Failure>
     })
 }
 
-/// Returns the images of the last pass, or of a new pass if the last one is too old.
 async fn seen(images: &Images) -> Option<Arc<Snapshot>> {
     let last = images.inventory.snapshot();
     let taken_at = last.as_ref().map(|snapshot| snapshot.taken_at);

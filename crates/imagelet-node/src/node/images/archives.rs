@@ -50,7 +50,6 @@ impl Command for ImportRequest {
     }
 }
 
-/// Imports the images of an archive. `by` names the requester in the audit log.
 pub(super) async fn import(
     images: &Images,
     request: &ImportRequest,
@@ -99,7 +98,6 @@ async fn pin_names(images: &Images, rows: &mut [ImportedRow], by: &str) {
     }
 }
 
-/// Returns the failure of each name that could not be pinned.
 fn pin_failures(
     names: &[String],
     pinned: Result<Vec<Result<PinChanged, Failure>>, Failure>,
@@ -116,7 +114,6 @@ fn pin_failures(
     }
 }
 
-/// Returns the full form of the requested name if the image has that name, else the image id.
 fn stored_name(requested: &str, image: &Image) -> String {
     let name = requested.parse::<Reference>().map(|reference| reference.canonical().to_string());
     let name = name.ok().filter(|name| image.tags.contains(name) || image.digests.contains(name));

@@ -16,7 +16,6 @@ use crate::{
     node::Command,
 };
 
-/// Limit of the acts in a reply. `why` returns the whole history of one image.
 const DECISIONS_MAX: u64 = 500;
 
 api_documents! {

@@ -16,7 +16,6 @@ use crate::api::{ArtifactRow, FsRow, ImageRow, moment};
 
 pub const USES_UNKNOWN: &str = "unknown: the runtime does not answer";
 
-/// The unshared and the shared bytes of each image.
 pub(super) type Shares<'a> = BTreeMap<&'a ImageId, LayerShare>;
 
 impl ImageRow {

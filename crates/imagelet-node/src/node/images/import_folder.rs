@@ -30,7 +30,6 @@ const SUSPECT: Duration = Duration::from_mins(1);
 /// The wait before the next attempt to import, if the cause of the failure is outside the archive.
 const RETRY: Duration = Duration::from_mins(5);
 const ENTRIES_MAX: usize = 1000;
-/// Limit of the scanned files of one OCI layout.
 const LAYOUT_FILES_MAX: usize = 100_000;
 const LAYOUT_DEPTH_MAX: usize = 8;
 const REASON_BYTES_MAX: usize = 64 << 10;
@@ -39,7 +38,6 @@ const FAILED: &str = "failed";
 /// Endings of the names of unfinished copies. Names of rsync and editors start with a dot, and are ignored too.
 const UNFINISHED: [&str; 3] = [".part", ".partial", ".tmp"];
 
-/// The archives and the problem of the last scan, which the next scan compares with.
 #[derive(Debug, Default)]
 pub struct FolderWatch {
     arrivals: HashMap<OsString, Arrival>,
@@ -65,7 +63,6 @@ struct Fingerprint {
 }
 
 impl FolderWatch {
-    /// Compares the scan `found` with the previous scan, and returns the archives to import now.
     fn due(&mut self, found: Vec<(OsString, Fingerprint)>, now: Instant) -> Vec<(OsString, Fingerprint)> {
         let names: HashSet<&OsString> = found.iter().map(|(name, _)| name).collect();
         self.arrivals.retain(|name, _| names.contains(name));
@@ -80,7 +77,6 @@ impl FolderWatch {
         due
     }
 
-    /// Decides after an attempt to import whether to move the archive, or when to import it again.
     fn judge(&self, name: &OsStr, outcome: Outcome, now: Instant) -> Verdict {
         let since = self.arrivals.get(name).map_or(now, |arrival| arrival.since);
         match outcome {
@@ -128,7 +124,6 @@ impl Outcome {
     }
 }
 
-/// Imports the archives that have been unchanged for long enough to be complete.
 pub(crate) async fn import_arrivals(images: &Images, watch: &mut FolderWatch) {
     let Some(folder) = images.settings().images.import_folder.clone() else { return };
     let directory = folder.directory.clone();

@@ -96,7 +96,6 @@ impl Images {
         Some(patterns.iter().map(held).collect())
     }
 
-    /// Records a changed pin in the audit log, and builds the reply.
     fn record_pin(
         &self,
         code: ActCode,

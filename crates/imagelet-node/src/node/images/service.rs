@@ -29,11 +29,9 @@ pub struct Images {
     pub log: Arc<AuditLog>,
     pub events: Arc<LogEvents>,
     pub place: Arc<NodePlace>,
-    /// The current settings; a reload replaces them.
     pub settings: watch::Sender<Arc<Settings>>,
 }
 
-/// Where the images are, and what this process may do with them.
 #[derive(Debug)]
 pub struct NodePlace {
     /// The text `store DIR` or `runtime URI`.
@@ -61,7 +59,6 @@ impl Images {
         self.events.record(Event { kind, reason, message, note: None, subject, cause: None });
     }
 
-    /// Measures the disks of images and containers. `Err`: the reason for the failure.
     pub async fn disks(&self) -> Result<DiskStats, String> {
         let reported = self.runtime.filesystem().await.map_err(|error| error.chain())?;
         let measured = tokio::task::spawn_blocking(move || DiskStats::measure(&reported, &StatVfs)).await;
@@ -99,7 +96,6 @@ impl Images {
         self.listed(&self.sizes().await?).await
     }
 
-    /// All images, sorted by name.
     pub(crate) async fn listed(&self, sizes: &KnownSizes) -> Result<Vec<ImageRow>, Failure> {
         let refreshed = self.refresh().await;
         let shares = sizes.layers.as_ref().map(LayerGraph::shares).unwrap_or_default();
@@ -163,7 +159,6 @@ impl Images {
     }
 }
 
-/// Sizes of images. A size is known if the embedded store or the runtime reports it.
 #[derive(Debug, Default)]
 pub(crate) struct KnownSizes {
     pub(crate) store_bytes: Option<ByteSize>,
@@ -183,7 +178,6 @@ impl KnownSizes {
     }
 }
 
-/// Creates an entry of the audit log for these images and this moment, without size, duration and reason.
 pub(crate) fn act_now(code: ActCode, keys: &[ImageKey], names: &[String], by: &str) -> Act {
     Act { keys: keys.iter().map(ToString::to_string).collect(), ..Act::new(code, names.to_vec(), by) }
 }

@@ -27,7 +27,6 @@ use crate::{
     },
 };
 
-/// Limit of the images that the requested text may match. A longer reply is not useful.
 const IMAGES_MAX: usize = 16;
 
 api_documents! {
@@ -119,7 +118,6 @@ api_documents! {
 }
 
 impl WhyHappening {
-    /// A text with the reason, the bytes, the duration and the requester, as far as they are known.
     pub fn explained(&self) -> String {
         let parts = [
             (!self.reason.is_empty()).then(|| self.reason.clone()),
@@ -200,7 +198,6 @@ impl Command for WhyRequest {
 }
 
 impl Images {
-    /// The records of `text`, which is a name or an id, and of the present image with that name.
     async fn history_of(&self, text: String, present: Option<&Image>) -> Result<History, Failure> {
         let log = Arc::clone(&self.log);
         let id = present.map(|image| image.id.to_string()).filter(|id| *id != text);
@@ -230,7 +227,6 @@ impl Images {
         Ok(history)
     }
 
-    /// The failure for an image that has no record and is not present.
     fn unknown(&self, text: &str, history: &History, problem: Option<&String>) -> Failure {
         let image = shown_name(text);
         if let Some(problem) = problem {
@@ -256,7 +252,6 @@ fn is_of(row: &ImageRow, key: &str) -> bool {
     row.id == key.id().as_str() && row.runtime_handler == key.handler()
 }
 
-/// The decision of the next collection on each image.
 async fn predict(collection: &Collection) -> Result<HashMap<ImageKey, WhyNext>, Failure> {
     let report = collection.plan(GcGoal::Threshold).await;
     let report = report.map_err(|error| Failure::because("could not plan the next collection", &error))?;

@@ -29,7 +29,6 @@ use crate::{
 const IMAGES_MAX: usize = 1000;
 /// Limit of the events in a reply for each image of the request. One attempt to pull records about four events.
 const EVENTS_PER_IMAGE_MAX: usize = 16;
-/// The kubelet's reason for a container that waits for an init container.
 const POD_INITIALIZING: &str = "PodInitializing";
 
 #[async_trait]
@@ -235,7 +234,6 @@ impl Listening {
         Self { events, pod: request.common.pull.pod.clone(), heard: Vec::new(), heard_max }
     }
 
-    /// Runs `work`, and collects the events about the pod that are recorded meanwhile.
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {

@@ -55,12 +55,10 @@ pub(crate) fn queue(status: ManagerStatus) -> Queue {
     }
 }
 
-/// The images with a name in `names` whose next pull is in back-off.
 pub(crate) fn held_back(status: &ManagerStatus, names: &[String]) -> Vec<HeldBackRow> {
     held_back_rows(status.held_back.iter().filter(|held| is_named(&held.image, names)))
 }
 
-/// The running and waiting pulls of images with a name in `names`.
 pub(crate) fn pulls_of(pulls: &[PullRow], names: &[String]) -> Vec<PullRow> {
     pulls.iter().filter(|pull| is_named(&pull.image, names)).cloned().collect()
 }
