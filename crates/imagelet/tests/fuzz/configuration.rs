@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path};
 
-use imagelet_node::fuzzing::{ReadConfiguration, read_configuration};
+use imagelet_node::config::{ConfigError, Environment, Source, Sources};
 use serde_json::{Value, json};
 
 use super::mutation::{self, Dice};
@@ -54,6 +54,34 @@ const WORDS: [&[u8]; 40] = [
     b"[[[[[[[[",
     b"\"\\u0000\\n\"",
 ];
+
+#[derive(Debug, PartialEq)]
+struct ReadConfiguration {
+    /// The keys that the file sets, with value and line.
+    given: Vec<(String, Value, usize)>,
+    /// Why keys or values were rejected.
+    refusal: Option<String>,
+    /// The checked settings as a text, or every violated rule.
+    settings: Result<String, String>,
+}
+
+/// Reads a file of imagelet or of a kubelet, as a daemon run by root does.
+fn read_configuration(path: &Path, is_kubelets: bool) -> ReadConfiguration {
+    let mut sources = Sources::new(Environment { root: true, ..Environment::default() });
+    let read = if is_kubelets { sources.add_kubelet_file(path) } else { sources.add_file(path) };
+    let text = |error: ConfigError| error.to_string();
+    let given = sources.effective().expect("keys that were accepted make a file").into_iter();
+    ReadConfiguration {
+        given: given
+            .filter_map(|key| match key.source {
+                Source::File(_, line) => Some((key.key, key.value, line)),
+                _ => None,
+            })
+            .collect(),
+        refusal: read.err().map(text),
+        settings: sources.settings().map(|settings| format!("{settings:?}")).map_err(text),
+    }
+}
 
 /// Reads a file of each kind.
 pub(crate) fn check(bytes: &[u8], folder: &Path) {
