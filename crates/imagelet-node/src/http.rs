@@ -34,10 +34,9 @@ use crate::{
     failure::Failure,
     node::{Daemon, follower, send_events},
 };
-use access::{Decision, Presented, Purpose};
+use access::{Decision, Purpose, text_of};
 use event_stream::{EventStreams, Framing};
 
-const ACTION: &str = "x-imagelet-action";
 const FORGED: &str = "an action needs the header `x-imagelet-action` and must come from this server's own pages";
 /// How often a stream of events reports the progress of pulls, in milliseconds.
 const PROGRESS_MS: u64 = 1000;
@@ -127,8 +126,7 @@ where
     let has_details = access.is_some();
     let live = move |uri: Uri| async move { probe("livez", &health::live(), has_details && asks_for_details(&uri)) };
     let ready = move |State(state): State<S>, uri: Uri, headers: HeaderMap| async move {
-        let may_read =
-            |access: &HttpAccess| access.policy().decide(Purpose::Read, &presented(&headers)) == Decision::Allow;
+        let may_read = |access: &HttpAccess| access.policy().decide(Purpose::Read, &headers) == Decision::Allow;
         let is_verbose = asks_for_details(&uri) && access.as_ref().is_some_and(may_read);
         probe("readyz", &ready(state).await, is_verbose)
     };
@@ -155,9 +153,9 @@ async fn guard(
     mut request: Request,
     next: Next,
 ) -> Response {
-    let (policy, headers) = (access.policy(), request.headers());
+    let policy = access.policy();
     let purpose = purpose_of(request.method(), request.uri().path());
-    let decision = policy.decide(purpose, &presented(headers));
+    let decision = policy.decide(purpose, request.headers());
     let is_near = matches!(peer, Peer::Address(address) if address.to_canonical().is_loopback());
     let denied = |message: &str| Failure::new("PermissionDenied", message);
     let mut response = match decision {
@@ -211,21 +209,6 @@ fn purpose_of(method: &Method, path: &str) -> Purpose {
 fn is_page(request: &Request) -> bool {
     let accepted = text_of(request.headers(), "accept").unwrap_or_default();
     request.method() == Method::GET && accepted.contains("text/html") && !request.uri().path().starts_with(routes::ROOT)
-}
-
-fn presented(headers: &HeaderMap) -> Presented<'_> {
-    Presented {
-        host: text_of(headers, "host"),
-        authorization: text_of(headers, "authorization"),
-        has_action_header: headers.contains_key(ACTION),
-        fetch_site: text_of(headers, "sec-fetch-site"),
-        is_navigation: text_of(headers, "sec-fetch-mode") == Some("navigate")
-            && text_of(headers, "sec-fetch-dest") == Some("document"),
-    }
-}
-
-fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
-    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 fn asks_for_details(uri: &Uri) -> bool {

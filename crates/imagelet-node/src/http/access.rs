@@ -7,6 +7,7 @@ use aws_lc_rs::{
     digest::{Digest, SHA256, digest},
 };
 use base64::{Engine as _, prelude::BASE64_STANDARD};
+use http::HeaderMap;
 use imagelet_core::trusted_files;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,8 @@ use zeroize::Zeroizing;
 
 use crate::{config::HttpSettings, failure::Failure};
 
+/// The header that every action must have. This server grants no CORS, so a foreign page cannot send it.
+const ACTION: &str = "x-imagelet-action";
 /// The permitted length of a token. A shorter token could be guessed.
 const TOKEN_LENGTH: std::ops::RangeInclusive<usize> = 32..=512;
 
@@ -24,17 +27,6 @@ pub(super) enum Purpose {
     Asset,
     Read,
     Action,
-}
-
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Presented<'a> {
-    pub(super) host: Option<&'a str>,
-    pub(super) authorization: Option<&'a str>,
-    /// Whether the request has the action header. This server grants no CORS, so a foreign page cannot send it.
-    pub(super) has_action_header: bool,
-    pub(super) fetch_site: Option<&'a str>,
-    /// Whether the user opens the address as a page. A page that another page embeds or fetches is no navigation.
-    pub(super) is_navigation: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +43,6 @@ pub(super) enum Decision {
 #[derive(Clone, Debug)]
 pub struct HttpAccess {
     policy: watch::Sender<Arc<AccessPolicy>>,
-    /// The listener's address; a reload does not change it.
     bound: Option<String>,
 }
 
@@ -91,7 +82,6 @@ impl HttpAccess {
 #[derive(Debug)]
 pub struct AccessPolicy {
     token: Option<TokenDigest>,
-    /// Cancelled when the token changes. The streams that this policy permitted then end.
     pub(super) ended: CancellationToken,
     hosts: Vec<String>,
     has_actions: bool,
@@ -136,10 +126,11 @@ impl AccessPolicy {
         }
     }
 
-    pub(super) fn decide(&self, purpose: Purpose, presented: &Presented<'_>) -> Decision {
-        let has_token = presented.authorization.and_then(token_of).is_some_and(|token| self.accepts(&token));
+    pub(super) fn decide(&self, purpose: Purpose, headers: &HeaderMap) -> Decision {
+        let (authorization, host) = (text_of(headers, "authorization"), text_of(headers, "host"));
+        let has_token = authorization.and_then(token_of).is_some_and(|token| self.accepts(&token));
         // A page of a foreign site does not know the token, so a request with the token may name any host.
-        if purpose != Purpose::Probe && !has_token && !presented.host.is_some_and(|host| self.is_own(host)) {
+        if purpose != Purpose::Probe && !has_token && !host.is_some_and(|host| self.is_own(host)) {
             return Decision::ForeignHost;
         }
         if matches!(purpose, Purpose::Probe | Purpose::Asset) {
@@ -148,17 +139,19 @@ impl AccessPolicy {
         if self.token.is_some() && !has_token {
             return Decision::Unauthenticated;
         }
-        let is_foreign = presented.fetch_site.is_some_and(|site| !matches!(site, "same-origin" | "none"));
+        let is_foreign = text_of(headers, "sec-fetch-site").is_some_and(|site| !matches!(site, "same-origin" | "none"));
         if purpose == Purpose::Read {
             // A browser also adds a `Basic` login to requests by foreign pages, so these are rejected.
-            let is_login =
-                presented.authorization.and_then(|it| it.split_once(' ')).is_some_and(|(scheme, _)| is_basic(scheme));
-            let is_fetched = is_login && is_foreign && !presented.is_navigation;
+            let is_login = authorization.and_then(|it| it.split_once(' ')).is_some_and(|(scheme, _)| is_basic(scheme));
+            // The user opens the address as a page. Another page does not embed or fetch it.
+            let is_navigation = text_of(headers, "sec-fetch-mode") == Some("navigate")
+                && text_of(headers, "sec-fetch-dest") == Some("document");
+            let is_fetched = is_login && is_foreign && !is_navigation;
             return if is_fetched { Decision::ForeignPage } else { Decision::Allow };
         }
         if !self.has_actions || self.token.is_none() {
             Decision::ActionsOff
-        } else if !presented.has_action_header || is_foreign {
+        } else if !headers.contains_key(ACTION) || is_foreign {
             Decision::ForgedAction
         } else {
             Decision::Allow
@@ -178,6 +171,10 @@ impl AccessPolicy {
         let name = host.trim_end_matches('.').to_ascii_lowercase();
         name.parse::<IpAddr>().is_ok() || self.hosts.contains(&name)
     }
+}
+
+pub(super) fn text_of<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
+    headers.get(name).and_then(|value| value.to_str().ok())
 }
 
 /// The token of an `Authorization` header: `Bearer` from a program, or the password of a browser's prompt.
@@ -215,7 +212,34 @@ fn read_token(path: &Path) -> Result<Zeroizing<String>, Failure> {
 mod tests {
     use std::{fs, os::unix::fs::PermissionsExt as _};
 
+    use http::HeaderName;
+
     use super::*;
+
+    #[derive(Clone, Copy, Debug, Default)]
+    struct Presented<'a> {
+        host: Option<&'a str>,
+        authorization: Option<&'a str>,
+        has_action_header: bool,
+        fetch_site: Option<&'a str>,
+        is_navigation: bool,
+    }
+
+    impl Presented<'_> {
+        fn headers(&self) -> HeaderMap {
+            let navigation = |value| self.is_navigation.then_some(value);
+            let headers = [
+                ("host", self.host),
+                ("authorization", self.authorization),
+                (ACTION, self.has_action_header.then_some("1")),
+                ("sec-fetch-site", self.fetch_site),
+                ("sec-fetch-mode", navigation("navigate")),
+                ("sec-fetch-dest", navigation("document")),
+            ];
+            let given = headers.into_iter().filter_map(|(name, value)| Some((name, value?)));
+            given.map(|(name, value)| (HeaderName::from_static(name), value.parse().unwrap())).collect()
+        }
+    }
 
     const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -250,11 +274,11 @@ mod tests {
             let presented = Presented { host: Some(host), ..Presented::default() };
             let expected = if is_own { Decision::Allow } else { Decision::ForeignHost };
             for purpose in [Purpose::Read, Purpose::Asset] {
-                assert_eq!(policy.decide(purpose, &presented), expected, "{host}");
+                assert_eq!(policy.decide(purpose, &presented.headers()), expected, "{host}");
             }
-            assert_eq!(policy.decide(Purpose::Probe, &presented), Decision::Allow);
+            assert_eq!(policy.decide(Purpose::Probe, &presented.headers()), Decision::Allow);
         }
-        assert_eq!(policy.decide(Purpose::Read, &Presented::default()), Decision::ForeignHost);
+        assert_eq!(policy.decide(Purpose::Read, &HeaderMap::new()), Decision::ForeignHost);
     }
 
     #[test]
@@ -276,10 +300,10 @@ mod tests {
             (Some(&basic(&TOKEN[1..])), Decision::Unauthenticated),
         ] {
             let presented = Presented { host: Some("localhost"), authorization, ..Presented::default() };
-            assert_eq!(policy.decide(Purpose::Read, &presented), expected, "{authorization:?}");
+            assert_eq!(policy.decide(Purpose::Read, &presented.headers()), expected, "{authorization:?}");
         }
         let foreign = Presented { host: Some("scrape.example"), authorization: Some(&bearer), ..Presented::default() };
-        assert_eq!(policy.decide(Purpose::Read, &foreign), Decision::Allow);
+        assert_eq!(policy.decide(Purpose::Read, &foreign.headers()), Decision::Allow);
     }
 
     #[test]
@@ -299,7 +323,7 @@ mod tests {
             let authorization = Some(authorization.as_str());
             let presented =
                 Presented { host: Some("localhost"), authorization, fetch_site, is_navigation, ..Presented::default() };
-            assert_eq!(policy.decide(Purpose::Read, &presented), expected, "{presented:?}");
+            assert_eq!(policy.decide(Purpose::Read, &presented.headers()), expected, "{presented:?}");
         }
     }
 
@@ -312,7 +336,8 @@ mod tests {
             has_action_header: true,
             ..Presented::default()
         };
-        let decide = |policy: AccessPolicy, presented: Presented<'_>| policy.decide(Purpose::Action, &presented);
+        let decide =
+            |policy: AccessPolicy, presented: Presented<'_>| policy.decide(Purpose::Action, &presented.headers());
         assert_eq!(decide(policy(Some(TOKEN), true), presented), Decision::Allow);
         let of_page = Presented { fetch_site: Some("same-origin"), ..presented };
         assert_eq!(decide(policy(Some(TOKEN), true), of_page), Decision::Allow);
@@ -353,7 +378,10 @@ mod tests {
             let authorization = format!("Bearer {token}");
             let presented = Presented { host: Some(host), has_action_header: true, ..Presented::default() };
             let with = Presented { authorization: Some(&authorization), ..presented };
-            (access.policy().decide(Purpose::Asset, &presented), access.policy().decide(Purpose::Action, &with))
+            (
+                access.policy().decide(Purpose::Asset, &presented.headers()),
+                access.policy().decide(Purpose::Action, &with.headers()),
+            )
         };
         assert_eq!(decide("node-1", TOKEN), (Decision::Allow, Decision::Allow));
         let moved = HttpSettings { address: Some("node-2:9100".into()), ..first.clone() };
