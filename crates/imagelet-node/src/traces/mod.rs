@@ -13,12 +13,11 @@
 //! A span contains names, digests, sizes and stable words of failures. A span contains no request URL and no secret.
 
 mod export;
-mod pull_trace;
 #[cfg(test)]
 mod tests;
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, PoisonError},
     time::{Duration, SystemTime},
 };
 
@@ -28,17 +27,16 @@ use imagelet_core::{
     lock::locked,
     manager::{EnsureError, PodOutcome},
     metrics::{Family, MetricKind, Metrics},
-    ports::PullWatcher,
+    ports::{PullEnd, PullProgress, PullWatcher},
 };
 use opentelemetry::{
     InstrumentationScope, KeyValue, SpanId, TraceFlags, TraceId,
     trace::{SpanContext, SpanKind, Status, TraceState},
 };
 use opentelemetry_sdk::trace::{IdGenerator as _, RandomIdGenerator, SpanData, SpanEvents, SpanLinks};
-use tokio::{sync::mpsc, task::JoinHandle};
+use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
 pub(crate) use self::export::TraceTarget;
-use self::pull_trace::PullTrace;
 
 const QUEUE_MAX: usize = 2048;
 const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
@@ -76,7 +74,7 @@ pub struct RequestTrace(Option<(Arc<SpanSink>, SpanContext, SystemTime)>);
 
 impl RequestTrace {
     fn of(span: Option<&OpenSpan>) -> Self {
-        Self(span.map(|span| (Arc::clone(&span.sink), span.context(), span.span.start_time)))
+        Self(span.map(|span| (Arc::clone(&span.sink), span.span.span_context.clone(), span.span.start_time)))
     }
 
     /// Returns a watcher that creates the spans of a pull from its progress, when its last clone is dropped.
@@ -162,10 +160,6 @@ impl SpanSink {
             span
         })
     }
-
-    fn below(self: &Arc<Self>, above: &SpanContext, name: &'static str) -> OpenSpan {
-        OpenSpan::new(self, above.trace_id(), above.span_id(), name)
-    }
 }
 
 /// A running span. The drop sends the span to the export. A span whose end is not set is sent as cancelled.
@@ -197,10 +191,6 @@ impl OpenSpan {
                 .build(),
         };
         Self { sink: Arc::clone(sink), span, ended: None }
-    }
-
-    fn context(&self) -> SpanContext {
-        self.span.span_context.clone()
     }
 
     fn add(&mut self, attributes: impl IntoIterator<Item = KeyValue>) {
@@ -236,4 +226,73 @@ impl Drop for OpenSpan {
             self.sink.metrics.increment(&SPANS, &["dropped"]);
         }
     }
+}
+
+/// The progress of a pull for one request. The drop creates the spans; spans of an unfinished pull end as cancelled.
+struct PullTrace {
+    sink: Arc<SpanSink>,
+    request: SpanContext,
+    asked_at: SystemTime,
+    image: String,
+    progress: Mutex<PullProgress>,
+}
+
+impl PullTrace {
+    /// Creates a span that ends at `ended`. `None`: the span ends when it is dropped.
+    fn span(&self, above: &SpanContext, name: &'static str, began: Instant, ended: Option<Instant>) -> OpenSpan {
+        let mut span = OpenSpan::new(&self.sink, above.trace_id(), above.span_id(), name);
+        span.span.start_time = time_of(began);
+        span.ended = ended.map(time_of);
+        span
+    }
+}
+
+impl Drop for PullTrace {
+    fn drop(&mut self) {
+        let progress = std::mem::take(self.progress.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let Some(began) = progress.times.began else { return };
+        let mut queue = self.span(&self.request, "queue", began, Some(began));
+        queue.span.start_time = self.asked_at;
+        drop(queue);
+        let mut pull = self.span(&self.request, "pull", began, None);
+        pull.add([KeyValue::new("imagelet.image", self.image.clone())]);
+        pull.add(progress.route.as_ref().map(|route| KeyValue::new("imagelet.way", route.code())));
+        if let Some((_, manifest)) = &progress.times.resolved {
+            let bytes: u64 = progress.layers.iter().map(|layer| layer.size.0).sum();
+            pull.add([
+                KeyValue::new("imagelet.manifest", manifest.to_string()),
+                KeyValue::new("imagelet.layers", progress.layers.len().cast_signed() as i64),
+                KeyValue::new("imagelet.bytes", bytes.cast_signed()),
+            ]);
+        }
+        let below = pull.span.span_context.clone();
+        drop(self.span(&below, "resolve", began, progress.times.resolved.as_ref().map(|(at, _)| *at)));
+        for token in &progress.tokens {
+            // A token obtained while the pull waited in its queue belongs to the request.
+            let above = if token.began < began { &self.request } else { &below };
+            let mut span = self.span(above, "token", token.began, None);
+            span.add([KeyValue::new("imagelet.token.service", token.service.clone())]);
+            span.ended = Some(time_of(token.ended));
+            span.end((!token.is_granted).then_some("Denied"));
+        }
+        for layer in &progress.layers {
+            let Some(began) = layer.began else { continue };
+            let mut span = self.span(&below, "layer", began, layer.ended);
+            span.add([KeyValue::new("imagelet.layer", layer.digest.to_string())]);
+        }
+        if let Some(began) = progress.times.committing {
+            let ended = progress.times.end.as_ref().filter(|(_, end)| matches!(end, PullEnd::Pulled));
+            drop(self.span(&below, "commit", began, ended.map(|(at, _)| *at)));
+        }
+        match progress.times.end {
+            Some((at, PullEnd::Pulled)) => pull.ended = Some(time_of(at)),
+            Some((_, PullEnd::Failed(error))) => pull.end_at(Some(error.fault())),
+            // The drop of `pull` ends its span as cancelled.
+            Some((_, PullEnd::Cancelled)) | None => {}
+        }
+    }
+}
+
+fn time_of(at: Instant) -> SystemTime {
+    SystemTime::now() - at.elapsed()
 }
