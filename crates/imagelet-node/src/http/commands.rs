@@ -1,7 +1,8 @@
-//! The commands of the socket. Each is a route: the body contains the arguments, and the answer is a stream of lines.
+//! The commands and their routes on the socket: the body contains the arguments, and the answer is a stream of lines.
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use axum::{
     Router,
     body::Bytes,
@@ -9,53 +10,81 @@ use axum::{
     response::Response,
     routing::{MethodRouter, get, post},
 };
-use imagelet_core::image::ByteSize;
+use imagelet_core::{image::ByteSize, ports::MountedImage};
 use serde::de::DeserializeOwned;
 use tokio::sync::mpsc;
 use zeroize::Zeroizing;
 
 use crate::{
     api::{
-        BODY_BYTES_MAX, COMMANDS, CollectRequest, DiskRequest, EventsRequest, ExportRequest, ImportRequest,
-        InspectRequest, ListRequest, MountRequest, PinRequest, PinsRequest, PodRequest, PullRequest, PullsRequest,
-        QueueRequest, RemoveRequest, StatusRequest, UnmountRequest, UnpinRequest, UntagRequest, UsageRequest, VERSION,
-        VerifyRequest, streamed,
+        BODY_BYTES_MAX, COMMANDS, CollectRequest, Collected, Disk, DiskRequest, EventsRequest, ExportRequest, Exported,
+        ImageList, ImportRequest, Imported, InspectRequest, Inspected, ListRequest, MountRequest, PinChanged,
+        PinRequest, Pins, PinsRequest, PodEnsured, PodRequest, PullRequest, Pulled, PullsRequest, Queue, QueueRequest,
+        RemoveRequest, Removed, RunningPulls, Status, StatusRequest, Steps, UnmountRequest, UnpinRequest, UntagRequest,
+        Usage, UsageRequest, VERSION, Verified, VerifyRequest, streamed,
     },
     failure::Failure,
-    node::{Command, Daemon, DecisionsRequest, NodeService as _, WhyRequest, follower, send_events, unless_stopped},
+    node::{
+        AnswerTime, Command, Daemon, Decisions, DecisionsRequest, LocalNode, Why, WhyRequest, follower, send_events,
+        unless_stopped,
+    },
 };
 
 const LINES_MAX: usize = 64;
 
+/// Implements [`Command`] for each line: name, arguments, time limit and answer of a command, and the call that runs it.
+macro_rules! commands {
+    (|$request:ident, $node:ident, $steps:ident|
+        $($name:literal $arguments:ident, $time:ident -> $answer:ident = $run:expr;)*) => {
+        $(#[async_trait]
+        impl Command for $arguments {
+            const NAME: &'static str = $name;
+            const TIME: AnswerTime = AnswerTime::$time;
+            type Answer = $answer;
+
+            #[allow(unused_variables, reason = "not every command has arguments or reports steps")]
+            async fn run(self, $node: &LocalNode, $steps: Steps) -> Result<$answer, Failure> {
+                let $request = self;
+                $run
+            }
+        })*
+
+        fn commands() -> Vec<(&'static str, MethodRouter<Daemon>)> {
+            vec![$(command::<$arguments>()),*]
+        }
+    };
+}
+
+commands! { |request, node, steps|
+    "ensure" PodRequest, Unlimited -> PodEnsured = request.run_on(&node.pulls, steps).await;
+    "pull" PullRequest, Unlimited -> Pulled = request.run_on(&node.pulls, steps).await;
+    "list" ListRequest, Limited -> ImageList = request.run_on(&node.pulls.images).await;
+    "inspect" InspectRequest, Limited -> Inspected = request.run_on(&node.pulls.images).await;
+    "usage" UsageRequest, Limited -> Usage = node.collection.usage().await;
+    "remove" RemoveRequest, WhileAlive -> Removed = request.run_on(&node.collection).await;
+    "untag" UntagRequest, WhileAlive -> Removed = request.run_on(&node.pulls.images).await;
+    "collect" CollectRequest, WhileAlive -> Collected = request.run_on(&node.collection, steps).await;
+    "pin" PinRequest, Limited -> PinChanged = request.run_on(&node.pulls.images).await;
+    "unpin" UnpinRequest, Limited -> PinChanged = request.run_on(&node.pulls.images).await;
+    "pins" PinsRequest, Limited -> Pins = node.pulls.images.pins().await;
+    "mount" MountRequest, Limited -> MountedImage = request.run_on(&node.pulls.images).await;
+    "unmount" UnmountRequest, Limited -> MountedImage = request.run_on(&node.pulls.images).await;
+    "export" ExportRequest, Unlimited -> Exported = request.run_on(&node.pulls.images, steps).await;
+    "import" ImportRequest, Unlimited -> Imported = request.run_on(&node.pulls.images, steps).await;
+    "verify" VerifyRequest, WhileAlive -> Verified = request.run_on(&node.pulls.images, steps).await;
+    "status" StatusRequest, Limited -> Status = node.report().await;
+    "disk" DiskRequest, Limited -> Disk = node.collection.disk(request).await;
+    "queue" QueueRequest, Limited -> Queue = Ok(node.pulls.queue());
+    "pulls" PullsRequest, Limited -> RunningPulls = Ok(RunningPulls { pulls: node.pulls.since(0).1 });
+    "decisions" DecisionsRequest, Limited -> Decisions = request.run_on(&node.pulls.images).await;
+    "why" WhyRequest, Limited -> Why = request.run_on(node).await;
+}
+
 pub(super) fn routes() -> Router<Daemon> {
-    let commands = [
-        command::<PodRequest>(),
-        command::<PullRequest>(),
-        command::<ListRequest>(),
-        command::<InspectRequest>(),
-        command::<UsageRequest>(),
-        command::<RemoveRequest>(),
-        command::<UntagRequest>(),
-        command::<CollectRequest>(),
-        command::<PinRequest>(),
-        command::<UnpinRequest>(),
-        command::<PinsRequest>(),
-        command::<MountRequest>(),
-        command::<UnmountRequest>(),
-        command::<ExportRequest>(),
-        command::<ImportRequest>(),
-        command::<VerifyRequest>(),
-        command::<StatusRequest>(),
-        command::<DiskRequest>(),
-        command::<QueueRequest>(),
-        command::<PullsRequest>(),
-        command::<DecisionsRequest>(),
-        command::<WhyRequest>(),
-        (EventsRequest::NAME, post(follow)),
-        ("{command}", post(unknown)),
-    ];
+    let events = [(EventsRequest::NAME, post(follow)), ("{command}", post(unknown))];
     let router = Router::new().route(COMMANDS, get(|| async { [VERSION] }));
-    commands.into_iter().fold(router, |router, (name, run)| router.route(&format!("{COMMANDS}/{name}"), run))
+    let routes = commands().into_iter().chain(events);
+    routes.fold(router, |router, (name, run)| router.route(&format!("{COMMANDS}/{name}"), run))
 }
 
 fn command<C: Command>() -> (&'static str, MethodRouter<Daemon>) {
@@ -67,7 +96,7 @@ fn run<C: Command>(daemon: Daemon, body: Bytes) -> Response {
     streamed(|replies| async move {
         let command: C = read(C::NAME, body)?;
         let steps = Arc::new(move |step| replies.report(&step));
-        unless_stopped(&daemon.calls.working, command.run(C::Service::of(&daemon.node), steps)).await
+        unless_stopped(&daemon.calls.working, command.run(&daemon.node, steps)).await
     })
 }
 

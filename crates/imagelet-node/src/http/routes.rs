@@ -21,13 +21,12 @@ use crate::{
     },
     failure::Failure,
     nearest::nearest,
-    node::{Command, Daemon, DecisionsRequest, NodeService as _, Why, WhyRequest},
+    node::{Command, Daemon, DecisionsRequest, Why, WhyRequest},
 };
 
 /// The OpenAPI document of these routes. A test compares it with the types of the parameters and the answers.
 pub(super) const OPENAPI: &str = include_str!("openapi.json");
 pub(super) const ROOT: &str = "/api/v1";
-/// Limit of the images on a page, and of the rows of a plan.
 const ROWS_MAX: u64 = 1000;
 const FREE_BYTES_MAX: u64 = 1 << 60;
 
@@ -55,14 +54,14 @@ async fn read<C: Command>(
     State(Daemon { node, .. }): State<Daemon>,
     Arguments(command): Arguments<C>,
 ) -> Result<Json<C::Answer>, Failure> {
-    command.run(C::Service::of(&node), no_steps()).await.map(Json)
+    command.run(&node, no_steps()).await.map(Json)
 }
 
 async fn act<C: Command>(
     State(Daemon { node, calls }): State<Daemon>,
     Arguments(command): Arguments<C>,
 ) -> Result<Json<C::Answer>, Failure> {
-    calls.act(async move { command.run(C::Service::of(&node), no_steps()).await }).await.map(Json)
+    calls.act(async move { command.run(&node, no_steps()).await }).await.map(Json)
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -92,7 +91,7 @@ async fn image(
     Path(image): Path<String>,
     Arguments(NoParameters {}): Arguments<NoParameters>,
 ) -> Result<Json<Inspected>, Failure> {
-    let found = InspectRequest { image: image.clone() }.run(&node.pulls.images, no_steps()).await?;
+    let found = InspectRequest { image: image.clone() }.run(&node, no_steps()).await?;
     match found.image {
         Some(_) => Ok(Json(found)),
         None => Err(Failure::new("NotFound", format!("no image `{image}`"))),
@@ -111,8 +110,7 @@ async fn registries(
     State(Daemon { node, .. }): State<Daemon>,
     Arguments(NoParameters {}): Arguments<NoParameters>,
 ) -> Result<Json<OpenCircuits>, Failure> {
-    let queue = QueueRequest::default().run(&node.pulls, no_steps()).await?;
-    Ok(Json(OpenCircuits { registries: queue.registries }))
+    Ok(Json(OpenCircuits { registries: node.pulls.queue().registries }))
 }
 
 #[derive(Debug, Default, Serialize, Deserialize)]
@@ -153,7 +151,7 @@ async fn plan(
     let limit = at_most("limit", limit.unwrap_or(100), ROWS_MAX)?;
     at_most("free", free.unwrap_or_default(), FREE_BYTES_MAX)?;
     let request = CollectRequest { dry_run: true, high, low, free, all_unused, ..CollectRequest::default() };
-    let mut plan = request.run(&node.collection, no_steps()).await?;
+    let mut plan = request.run(&node, no_steps()).await?;
     plan.images.truncate(limit);
     Ok(Json(plan))
 }

@@ -1,9 +1,9 @@
-//! The commands of the API; each names the service of the node that runs it.
+//! The interface of the commands of the API.
 
 use async_trait::async_trait;
 use serde::{Serialize, de::DeserializeOwned};
 
-use super::NodeService;
+use super::LocalNode;
 use crate::{api::Steps, failure::Failure};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,8 +21,7 @@ pub enum AnswerTime {
 pub trait Command: Serialize + DeserializeOwned + Default + Send + Sync + 'static {
     const NAME: &'static str;
     const TIME: AnswerTime = AnswerTime::Limited;
-    type Service: NodeService;
     type Answer: Serialize + DeserializeOwned + Send;
 
-    async fn run(self, service: &Self::Service, steps: Steps) -> Result<Self::Answer, Failure>;
+    async fn run(self, node: &LocalNode, steps: Steps) -> Result<Self::Answer, Failure>;
 }

@@ -65,10 +65,6 @@ pub(crate) async fn send_events(
 }
 
 fn line(recorded: RecordedEvent) -> EventLine {
-    EventLine::Event(Box::new(row(recorded)))
-}
-
-fn row(recorded: RecordedEvent) -> NodeEvent {
     let event = recorded.event;
     let (mut line, cause) = (NodeEvent::default(), event.cause);
     match &event.subject {
@@ -79,7 +75,7 @@ fn row(recorded: RecordedEvent) -> NodeEvent {
             line.field = field_path.to_string();
         }
     }
-    NodeEvent {
+    EventLine::Event(Box::new(NodeEvent {
         number: recorded.number,
         // The time has milliseconds, so that clients can order the events of one second.
         at: jiff::Timestamp::try_from(recorded.at).ok().map(|at| format!("{at:.3}")),
@@ -89,5 +85,5 @@ fn row(recorded: RecordedEvent) -> NodeEvent {
         class: cause.map(|cause| cause.class.into()).unwrap_or_default(),
         hop: cause.map(|cause| cause.stage.into()).unwrap_or_default(),
         ..line
-    }
+    }))
 }

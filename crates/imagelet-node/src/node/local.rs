@@ -9,7 +9,7 @@ use imagelet_core::{manager::PodStarts, metrics::Metrics};
 use imagelet_kube::NodeAgent;
 use imagelet_runtime::ImportingImages;
 
-use super::{Collection, Images, Pulls};
+use super::{Collection, Pulls};
 use crate::{config::Settings, failure::Failure};
 
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
@@ -28,7 +28,6 @@ pub struct NodeStatus {
     /// The agent that follows the pods of the node. `None`: a command, or a daemon without a cluster.
     pub agent: Option<Arc<NodeAgent>>,
     pub imports: Option<Arc<ImportingImages>>,
-    /// The confinement of the threads that unpack layers. `None`: a runtime unpacks the layers.
     pub unpacking: Option<String>,
     pub sizes: String,
     pub started_at: SystemTime,
@@ -74,34 +73,5 @@ impl LocalNode {
         {
             tracing::error!(error = error.chain(), "pulled images are not durable");
         }
-    }
-}
-
-/// A service of a node. Each command runs on one service.
-pub trait NodeService: Send + Sync {
-    fn of(node: &LocalNode) -> &Self;
-}
-
-impl NodeService for Images {
-    fn of(node: &LocalNode) -> &Self {
-        &node.pulls.images
-    }
-}
-
-impl NodeService for Pulls {
-    fn of(node: &LocalNode) -> &Self {
-        &node.pulls
-    }
-}
-
-impl NodeService for Collection {
-    fn of(node: &LocalNode) -> &Self {
-        &node.collection
-    }
-}
-
-impl NodeService for LocalNode {
-    fn of(node: &LocalNode) -> &Self {
-        node
     }
 }

@@ -27,11 +27,11 @@ pub(crate) use gauges::measure_process;
 pub use gc::Collection;
 pub(crate) use gc::SpaceByCollection;
 pub use images::{
-    DecisionRow, DecisionsRequest, FolderWatch, Images, NodePlace, USES_UNKNOWN, Why, WhyHappening, WhyHost, WhyImage,
-    WhyNext, WhyRequest,
+    DecisionRow, Decisions, DecisionsRequest, FolderWatch, Images, NodePlace, USES_UNKNOWN, Why, WhyHappening,
+    WhyImage, WhyNext, WhyRequest,
 };
 pub(crate) use images::{act_now, import_arrivals, predict_all};
-pub use local::{LocalNode, NodeService, NodeStatus};
+pub use local::{LocalNode, NodeStatus};
 pub use pulls::Pulls;
 pub use remote::{Probed, RemoteNode, socket_hint};
 
@@ -44,7 +44,7 @@ pub enum Node {
 impl Node {
     pub async fn ask<C: Command>(&self, command: C, steps: Steps) -> Result<C::Answer, Failure> {
         match self {
-            Self::Local(node) => command.run(C::Service::of(node), steps).await,
+            Self::Local(node) => command.run(node, steps).await,
             Self::Remote(node) => node.ask(command, steps).await,
         }
     }

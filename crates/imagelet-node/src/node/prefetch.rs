@@ -24,7 +24,6 @@ use crate::failure::Failure;
 const NAMED_MAX: usize = 10;
 
 impl Pulls {
-    /// Rejects a prefetch that would fill the disk up to the high threshold. A present image needs no space.
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let Pulls { images, manager, .. } = self;
         if request.policy != PullPolicy::Always
@@ -36,7 +35,11 @@ impl Pulls {
         let disks = disks.inspect_err(|problem| tracing::debug!(problem, "the disk of a prefetch is not measured"));
         let Some(disk) = disks.ok().and_then(|disks| disks.images.disk) else { return Ok(()) };
         let estimate = manager.estimate(request).await;
-        decide_space(&images.settings().collection.policy, &disk, estimate.as_ref()).map_err(no_space)
+        decide_space(&images.settings().collection.policy, &disk, estimate.as_ref()).map_err(|message| FetchFailure {
+            class: ErrorClass::DiskFull,
+            stage: Stage::Disk,
+            message,
+        })
     }
 }
 
@@ -106,10 +109,6 @@ impl PrefetchNode for Pulls {
     fn record(&self, event: Event) {
         self.images.events.record(event);
     }
-}
-
-fn no_space(message: String) -> FetchFailure {
-    FetchFailure { class: ErrorClass::DiskFull, stage: Stage::Disk, message }
 }
 
 fn release_events(before: &[OwnedPin], after: &[OwnedPin]) -> Vec<Event> {

@@ -50,7 +50,6 @@ enum CallError {
     Absent(io::Error),
     Silent,
     Broken(String),
-    /// The server closed the connection before it sent an answer.
     Unanswered(String),
 }
 

@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use async_trait::async_trait;
 use futures_util::future::OptionFuture;
 use imagelet_core::{disks::DiskUse, inventory::node_images};
 
-use super::{Command, LocalNode, pulls::queue};
+use super::LocalNode;
 use crate::{
-    api::{ImportStatus, Queue, Status, StatusRequest, Steps, moment},
+    api::{ImportStatus, Queue, Status, moment},
     config::{Backend, StoreSettings},
     failure::Failure,
 };
@@ -16,17 +15,12 @@ use crate::{
 /// How long `status` waits for the runtime. A command's timeout is longer, so that the reply can name a silent runtime.
 const STATUS_WAIT_MAX: Duration = Duration::from_secs(4);
 
-#[async_trait]
-impl Command for StatusRequest {
-    const NAME: &'static str = "status";
-    type Service = LocalNode;
-    type Answer = Status;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Status, Failure> {
-        let (images, place) = (&node.pulls.images, &node.pulls.images.place);
+impl LocalNode {
+    pub(crate) async fn report(&self) -> Result<Status, Failure> {
+        let (images, place) = (&self.pulls.images, &self.pulls.images.place);
         let mut problems = Vec::new();
         let seen = async { (images.refresh().await, images.inventory.image_list().await) };
-        let imports = OptionFuture::from(node.status.imports.as_deref().map(ImportStatus::of));
+        let imports = OptionFuture::from(self.status.imports.as_deref().map(ImportStatus::of));
         let (seen, disks, runtime_import) = tokio::join!(
             tokio::time::timeout(STATUS_WAIT_MAX, seen),
             tokio::time::timeout(STATUS_WAIT_MAX, images.disks()),
@@ -42,7 +36,9 @@ impl Command for StatusRequest {
             Err(_) => {
                 // An embedded store lists its images at once, so the containers' runtime is the silent part.
                 problems.push(match &images.settings().images.backend {
-                    Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => silence(endpoint),
+                    Backend::Embedded(StoreSettings { runtime: Some((endpoint, _)), .. }) => {
+                        silence(&endpoint.to_string())
+                    }
                     _ => silence(&place.backend),
                 });
                 (None, Arc::default())
@@ -52,18 +48,18 @@ impl Command for StatusRequest {
         let disks = disks.map_err(|problem| problems.push(problem)).ok();
         let disk = disks.as_ref().and_then(|disks| disks.images.disk.as_ref());
         let settings = images.settings();
-        let Queue { pulls, held_back, registries, .. } = queue(node.pulls.manager.status());
+        let Queue { pulls, held_back, registries, .. } = self.pulls.queue();
         let entries = snapshot.as_ref().map_or(&[][..], |snapshot| &snapshot.entries);
         problems.dedup();
         Ok(Status {
             runtime_import,
             version: env!("CARGO_PKG_VERSION").into(),
             backend: place.backend.clone(),
-            unpacking: node.status.unpacking.clone(),
-            sizes: node.status.sizes.clone(),
+            unpacking: self.status.unpacking.clone(),
+            sizes: self.status.sizes.clone(),
             process: if place.is_daemon { "daemon" } else { "command" }.into(),
             pid: std::process::id(),
-            started_at: moment(node.status.started_at),
+            started_at: moment(self.status.started_at),
             images: entries.len() as u64,
             images_unknown: snapshot.is_none(),
             in_use: entries.iter().filter(|entry| !entry.usage.used_by.is_empty()).count() as u64,
@@ -75,7 +71,7 @@ impl Command for StatusRequest {
             gc_high_percent: settings.collection.policy.high().get(),
             gc_low_percent: settings.collection.policy.low().get(),
             gc_mode: settings.collection.mode.name().into(),
-            last_collection: node.collection.last(),
+            last_collection: self.collection.last(),
             decisions_lost: images.log.lost(),
             pulls,
             held_back,

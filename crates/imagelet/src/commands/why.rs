@@ -7,6 +7,7 @@ use std::{
 };
 
 use imagelet_core::{
+    audit_log::PullHost,
     printable::printable,
     {
         image::{ByteSize, counted},
@@ -17,7 +18,7 @@ use imagelet_node::{
     api::{ArtifactRow, ImageRow, PullRow, no_steps},
     durations::milliseconds,
     failure::Failure,
-    node::{Node, Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest},
+    node::{Node, Why, WhyHappening, WhyImage, WhyNext, WhyRequest},
 };
 use jiff::Timestamp;
 use serde_json::Value;
@@ -217,8 +218,8 @@ fn explained(happening: &WhyHappening) -> String {
 }
 
 /// Formats what each host sent to a pull: whether the manifest, how many blobs and bytes, and which failures.
-fn senders(hosts: &[WhyHost]) -> Option<String> {
-    let sender = |host: &WhyHost| {
+fn senders(hosts: &[PullHost]) -> Option<String> {
+    let sender = |host: &PullHost| {
         let mut parts: Vec<String> = Vec::new();
         if host.manifest {
             parts.push("manifest".to_owned());

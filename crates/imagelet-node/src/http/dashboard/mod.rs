@@ -19,7 +19,7 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use crate::{
-    api::{CollectRequest, DiskRequest, QueueRequest, no_steps},
+    api::{CollectRequest, DiskRequest, no_steps},
     failure::Failure,
     node::{Command, Daemon, DecisionsRequest, LocalNode, WhyRequest, predict_all},
     size::parse_size,
@@ -63,17 +63,16 @@ async fn overview(State(Daemon { node, .. }): State<Daemon>) -> Html<String> {
         predict_all(&node.collection, &mut rows).await;
         Ok(rows)
     };
-    let (disk, images, queue, decisions) = tokio::join!(
-        in_time("the disk", DiskRequest { samples: Some(SAMPLES_MAX) }.run(&node.collection, no_steps())),
+    let (disk, images, decisions) = tokio::join!(
+        in_time("the disk", DiskRequest { samples: Some(SAMPLES_MAX) }.run(&node, no_steps())),
         in_time("the images", images),
-        in_time("the queue", QueueRequest::default().run(&node.pulls, no_steps())),
-        in_time("the decisions", DecisionsRequest { limit: Some(DECISIONS) }.run(&node.pulls.images, no_steps())),
+        in_time("the decisions", DecisionsRequest { limit: Some(DECISIONS) }.run(&node, no_steps())),
     );
     let model = Overview {
         backend: backend(&node).to_owned(),
         disk: or_problem(disk, &mut problems),
         images: or_problem(images, &mut problems),
-        queue: or_problem(queue, &mut problems),
+        queue: Some(node.pulls.queue()),
         decisions: or_problem(decisions, &mut problems).map(|it| it.decisions),
         problems,
     };
@@ -97,7 +96,7 @@ async fn plan(State(Daemon { node, .. }): State<Daemon>, Query(form): Query<Plan
         };
         let all_unused = form.all_unused.is_some();
         let request = CollectRequest { dry_run: true, free, all_unused, ..CollectRequest::default() };
-        in_time("the plan", request.run(&node.collection, no_steps())).await
+        in_time("the plan", request.run(&node, no_steps())).await
     };
     let planned = planned.await;
     let status = planned.as_ref().map_or_else(Failure::status, |_| StatusCode::OK);

@@ -20,19 +20,12 @@ use crate::{
     api::{ArtifactRow, CollectRequest, Collected, CollectedRow, Step, Steps},
     config::{CollectionMode, Settings},
     failure::Failure,
-    node::{AnswerTime, Command},
 };
 
 const NAMED_MAX: usize = 10;
 
-#[async_trait]
-impl Command for CollectRequest {
-    const NAME: &'static str = "collect";
-    const TIME: AnswerTime = AnswerTime::WhileAlive;
-    type Service = Collection;
-    type Answer = Collected;
-
-    async fn run(self, collection: &Collection, steps: Steps) -> Result<Collected, Failure> {
+impl CollectRequest {
+    pub(crate) async fn run_on(self, collection: &Collection, steps: Steps) -> Result<Collected, Failure> {
         let images = &collection.images;
         if !images.place.uses_known && !self.dry_run {
             let message =

@@ -6,7 +6,6 @@ use imagelet_core::lock::locked;
 
 use crate::api::DiskSample;
 
-/// Limit of the samples: one for each minute of a day.
 const SAMPLES_MAX: usize = 24 * 60;
 /// The minimum interval between samples. More frequent samples would displace the samples of the past day.
 const SECONDS_BETWEEN_MIN: u64 = 30;

@@ -6,7 +6,6 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use async_trait::async_trait;
 use imagelet_core::{
     disks::DiskUse,
     gc::GcGoal,
@@ -20,9 +19,9 @@ use super::{
     disk_history::{forecast, thinned},
 };
 use crate::{
-    api::{Disk, DiskRequest, DiskSample, ImageRow, Steps, Usage, UsageRequest, at_most, since_epoch},
+    api::{Disk, DiskRequest, DiskSample, ImageRow, Usage, at_most, since_epoch},
     failure::Failure,
-    node::{Command, Images, predict_all},
+    node::{Images, predict_all},
 };
 
 /// How long a reply waits for the runtime's disk. After it, the reply reports that the runtime does not answer.
@@ -31,18 +30,13 @@ const DISK_WAIT_MAX: Duration = Duration::from_secs(4);
 const PASS_AGE_MAX: Duration = Duration::from_secs(10);
 const SAMPLES_MAX: u64 = 1440;
 
-#[async_trait]
-impl Command for UsageRequest {
-    const NAME: &'static str = "usage";
-    type Service = Collection;
-    type Answer = Usage;
-
-    async fn run(self, collection: &Collection, _steps: Steps) -> Result<Usage, Failure> {
-        let sizes = collection.images.sizes().await?;
-        let mut images = collection.images.listed(&sizes).await?;
-        predict_all(collection, &mut images).await;
-        let (mountpoint, disk) = collection.images.disk().await?;
-        let plan = collection.plan(GcGoal::AllUnused).await.inspect_err(|error| {
+impl Collection {
+    pub(crate) async fn usage(&self) -> Result<Usage, Failure> {
+        let sizes = self.images.sizes().await?;
+        let mut images = self.images.listed(&sizes).await?;
+        predict_all(self, &mut images).await;
+        let (mountpoint, disk) = self.images.disk().await?;
+        let plan = self.plan(GcGoal::AllUnused).await.inspect_err(|error| {
             tracing::warn!(%error, "could not compute the reclaimable bytes");
         });
         let (reclaimable, certainty) =
@@ -76,26 +70,13 @@ impl Command for UsageRequest {
             store,
         })
     }
-}
 
-/// The sum of the listed sizes of images. An image with rows for several runtime handlers is added once.
-fn listed<'a>(images: impl IntoIterator<Item = &'a ImageRow>) -> u64 {
-    let sizes: BTreeMap<&str, u64> = images.into_iter().map(|image| (image.id.as_str(), image.size)).collect();
-    sizes.into_values().fold(0, u64::saturating_add)
-}
-
-#[async_trait]
-impl Command for DiskRequest {
-    const NAME: &'static str = "disk";
-    type Service = Collection;
-    type Answer = Disk;
-
-    async fn run(self, collection: &Collection, _steps: Steps) -> Result<Disk, Failure> {
-        let max = self.samples.map(|max| at_most("samples", max, SAMPLES_MAX)).transpose()?.unwrap_or(usize::MAX);
-        let (measured, snapshot) = tokio::join!(measured(&collection.images), seen(&collection.images));
+    pub(crate) async fn disk(&self, request: DiskRequest) -> Result<Disk, Failure> {
+        let max = request.samples.map(|max| at_most("samples", max, SAMPLES_MAX)).transpose()?.unwrap_or(usize::MAX);
+        let (measured, snapshot) = tokio::join!(measured(&self.images), seen(&self.images));
         let (mountpoint, disk) = measured?;
-        let settings = collection.images.settings();
-        let samples = collection.disk_history.all();
+        let settings = self.images.settings();
+        let samples = self.disk_history.all();
         let capacity = disk.as_ref().map_or(0, |disk| disk.capacity.0);
         let high = u64::try_from(u128::from(capacity) * u128::from(settings.collection.policy.high().get()) / 100)
             .unwrap_or(0);
@@ -117,16 +98,14 @@ impl Command for DiskRequest {
             growth_per_hour: forecast.growth_per_hour,
             hours_to_high: forecast.hours_to_high,
             history: thinned(samples, max),
-            last_collection: collection.last(),
+            last_collection: self.last(),
             gc_mode: settings.collection.mode.name().into(),
             in_use_size,
             pinned_size,
             unused_size,
         })
     }
-}
 
-impl Collection {
     pub(crate) async fn sample_disk(&self) {
         match measured(&self.images).await {
             Ok((_, Some(disk))) => {
@@ -137,6 +116,12 @@ impl Collection {
             Err(failure) => tracing::debug!(error = failure.to_string(), "could not measure the disk"),
         }
     }
+}
+
+/// The sum of the listed sizes of images. An image with rows for several runtime handlers is added once.
+fn listed<'a>(images: impl IntoIterator<Item = &'a ImageRow>) -> u64 {
+    let sizes: BTreeMap<&str, u64> = images.into_iter().map(|image| (image.id.as_str(), image.size)).collect();
+    sizes.into_values().fold(0, u64::saturating_add)
 }
 
 async fn measured(images: &Images) -> Result<(String, Option<DiskUse>), Failure> {

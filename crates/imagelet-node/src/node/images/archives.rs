@@ -2,7 +2,6 @@
 
 use std::{collections::HashMap, time::SystemTime};
 
-use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     image::{Image, ImageKey, Reference, shown_name},
@@ -16,17 +15,10 @@ use crate::{
         ExportRequest, Exported, ImportRequest, Imported, ImportedRow, PinChanged, Steps, milliseconds_of, progress,
     },
     failure::Failure,
-    node::{AnswerTime, Command},
 };
 
-#[async_trait]
-impl Command for ExportRequest {
-    const NAME: &'static str = "export";
-    const TIME: AnswerTime = AnswerTime::Unlimited;
-    type Service = Images;
-    type Answer = Exported;
-
-    async fn run(self, images: &Images, steps: Steps) -> Result<Exported, Failure> {
+impl ExportRequest {
+    pub(crate) async fn run_on(self, images: &Images, steps: Steps) -> Result<Exported, Failure> {
         let store = images.store("an export")?;
         let image = images.find(&self.image).await?;
         let path = self.place.path.clone();
@@ -38,14 +30,8 @@ impl Command for ExportRequest {
     }
 }
 
-#[async_trait]
-impl Command for ImportRequest {
-    const NAME: &'static str = "import";
-    const TIME: AnswerTime = AnswerTime::Unlimited;
-    type Service = Images;
-    type Answer = Imported;
-
-    async fn run(self, images: &Images, steps: Steps) -> Result<Imported, Failure> {
+impl ImportRequest {
+    pub(crate) async fn run_on(self, images: &Images, steps: Steps) -> Result<Imported, Failure> {
         import(images, &self, "command", steps).await
     }
 }

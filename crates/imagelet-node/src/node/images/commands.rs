@@ -2,7 +2,6 @@
 
 use std::time::SystemTime;
 
-use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     error::RuntimeErrorKind,
@@ -14,20 +13,15 @@ use imagelet_core::{
 use super::{Images, act_now, image_row::details_of, service::KnownSizes};
 use crate::{
     api::{
-        ImageList, InspectRequest, Inspected, ListRequest, MountRequest, RemoveRequest, Removed, Steps, UnmountRequest,
+        ImageList, InspectRequest, Inspected, ListRequest, MountRequest, RemoveRequest, Removed, UnmountRequest,
         UntagRequest, moment,
     },
     failure::Failure,
-    node::{AnswerTime, Collection, Command},
+    node::Collection,
 };
 
-#[async_trait]
-impl Command for ListRequest {
-    const NAME: &'static str = "list";
-    type Service = Images;
-    type Answer = ImageList;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<ImageList, Failure> {
+impl ListRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<ImageList, Failure> {
         if !self.brief {
             return Ok(ImageList { images: images.rows().await? });
         }
@@ -37,13 +31,8 @@ impl Command for ListRequest {
     }
 }
 
-#[async_trait]
-impl Command for InspectRequest {
-    const NAME: &'static str = "inspect";
-    type Service = Images;
-    type Answer = Inspected;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<Inspected, Failure> {
+impl InspectRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<Inspected, Failure> {
         let Some(image) = images.look(&self.image).await? else { return Ok(Inspected::default()) };
         if !images.runtime.is_usable(&image.id).await {
             return Ok(Inspected::default());
@@ -60,14 +49,8 @@ impl Command for InspectRequest {
     }
 }
 
-#[async_trait]
-impl Command for RemoveRequest {
-    const NAME: &'static str = "remove";
-    const TIME: AnswerTime = AnswerTime::WhileAlive;
-    type Service = Collection;
-    type Answer = Removed;
-
-    async fn run(self, Collection { images, gc, .. }: &Collection, _steps: Steps) -> Result<Removed, Failure> {
+impl RemoveRequest {
+    pub(crate) async fn run_on(self, Collection { images, gc, .. }: &Collection) -> Result<Removed, Failure> {
         if let Some(store) = images.local()
             && images.look(&self.image).await?.is_none()
             && let Some(id) = store.damaged(&self.image)
@@ -107,14 +90,8 @@ impl Command for RemoveRequest {
     }
 }
 
-#[async_trait]
-impl Command for UntagRequest {
-    const NAME: &'static str = "untag";
-    const TIME: AnswerTime = AnswerTime::WhileAlive;
-    type Service = Images;
-    type Answer = Removed;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<Removed, Failure> {
+impl UntagRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<Removed, Failure> {
         let image = images.find(&self.image).await?;
         let canonical = self.image.parse::<Reference>().ok().map(|name| name.canonical().to_string());
         let mut named = [Some(self.image.clone()), canonical].into_iter().flatten();
@@ -133,13 +110,8 @@ impl Command for UntagRequest {
     }
 }
 
-#[async_trait]
-impl Command for MountRequest {
-    const NAME: &'static str = "mount";
-    type Service = Images;
-    type Answer = MountedImage;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<MountedImage, Failure> {
+impl MountRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<MountedImage, Failure> {
         let store = images.store("mounting")?;
         let image = images.find(&self.image).await?;
         let options = MountOptions { writable: self.writable, suid: self.suid, dev: self.dev };
@@ -149,13 +121,8 @@ impl Command for MountRequest {
     }
 }
 
-#[async_trait]
-impl Command for UnmountRequest {
-    const NAME: &'static str = "unmount";
-    type Service = Images;
-    type Answer = MountedImage;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<MountedImage, Failure> {
+impl UnmountRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<MountedImage, Failure> {
         Ok(images.store("mounting")?.unmount(&self.directory, self.force).await?)
     }
 }

@@ -70,7 +70,6 @@ struct StoredDetails<'a> {
 struct StoredLayer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'a str>,
-    /// The digest of the layer's blob. Empty: the digest is unknown.
     blob: &'a str,
     size: u64,
     diff_id: &'a str,

@@ -3,7 +3,6 @@
 mod adopt_images;
 mod archives;
 mod commands;
-mod decisions;
 mod image_row;
 mod import_folder;
 mod pins;
@@ -11,11 +10,10 @@ mod service;
 mod verify;
 mod why;
 
-pub use decisions::{DecisionRow, DecisionsRequest};
 pub use image_row::USES_UNKNOWN;
 pub use import_folder::FolderWatch;
 pub(crate) use import_folder::import_arrivals;
 pub(crate) use service::act_now;
 pub use service::{Images, NodePlace};
 pub(crate) use why::predict_all;
-pub use why::{Why, WhyHappening, WhyHost, WhyImage, WhyNext, WhyRequest};
+pub use why::{DecisionRow, Decisions, DecisionsRequest, Why, WhyHappening, WhyImage, WhyNext, WhyRequest};

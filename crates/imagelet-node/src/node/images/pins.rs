@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use imagelet_core::{
     audit_log::ActCode,
     image::{Image, ImageKey},
@@ -11,29 +10,18 @@ use imagelet_core::{
 
 use super::{Images, act_now};
 use crate::{
-    api::{PinChanged, PinRequest, PinRow, Pins, PinsRequest, Steps, UnpinRequest},
+    api::{PinChanged, PinRequest, PinRow, Pins, UnpinRequest},
     failure::Failure,
-    node::Command,
 };
 
-#[async_trait]
-impl Command for PinRequest {
-    const NAME: &'static str = "pin";
-    type Service = Images;
-    type Answer = PinChanged;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<PinChanged, Failure> {
+impl PinRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<PinChanged, Failure> {
         pin_all(images, vec![self.pattern], "command").await?.pop().expect("one pattern has one result")
     }
 }
 
-#[async_trait]
-impl Command for UnpinRequest {
-    const NAME: &'static str = "unpin";
-    type Service = Images;
-    type Answer = PinChanged;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<PinChanged, Failure> {
+impl UnpinRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<PinChanged, Failure> {
         if self.pattern.is_empty() {
             return Err(Failure::invalid("`pattern` is missing"));
         }
@@ -110,24 +98,17 @@ impl Images {
         let images = held.map(|held| held.iter().map(|key| key.id().to_string()).collect());
         PinChanged { pattern, changed, images }
     }
-}
 
-#[async_trait]
-impl Command for PinsRequest {
-    const NAME: &'static str = "pins";
-    type Service = Images;
-    type Answer = Pins;
-
-    async fn run(self, images: &Images, _steps: Steps) -> Result<Pins, Failure> {
-        let snapshot = images.refresh().await?;
+    pub(crate) async fn pins(&self) -> Result<Pins, Failure> {
+        let snapshot = self.refresh().await?;
         let ids = |by: &String, is_held: &dyn Fn(&Image) -> bool| -> Vec<String> {
             let held = snapshot.entries.iter().filter(|entry| entry.pinned_by.contains(by) && is_held(&entry.image));
             held.map(|entry| entry.image.id.to_string()).collect()
         };
         let row = |owner: &str, pattern| PinRow { images: ids(&pattern, &|_| true), owner: owner.to_owned(), pattern };
-        let of_operator = images.inventory.pins().into_iter().map(|pattern| row("operator", pattern));
-        let configured = images.inventory.configured_pins().into_iter().map(|pattern| row("configuration", pattern));
-        let of_sets = images.inventory.set_pins().into_iter().map(|pin| {
+        let of_operator = self.inventory.pins().into_iter().map(|pattern| row("operator", pattern));
+        let configured = self.inventory.configured_pins().into_iter().map(|pattern| row("configuration", pattern));
+        let of_sets = self.inventory.set_pins().into_iter().map(|pin| {
             // An image that a set pins has the name of the set and not the pattern, so the pattern is matched again.
             let images = ids(&pin.owner, &|image| pin.pattern.matches(image));
             PinRow { images, pattern: pin.pattern.text().to_owned(), owner: pin.owner }

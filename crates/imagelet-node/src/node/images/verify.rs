@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use imagelet_core::{
     image::{Digest, ImageId},
     ports::{Findings, ImageCheck, LayerCheck, LayerName, LocalStore},
@@ -12,17 +11,10 @@ use super::Images;
 use crate::{
     api::{Step, Steps, Verified, VerifiedImage, VerifiedLayer, VerifiedPart, VerifyRequest, progress},
     failure::Failure,
-    node::{AnswerTime, Command},
 };
 
-#[async_trait]
-impl Command for VerifyRequest {
-    const NAME: &'static str = "verify";
-    const TIME: AnswerTime = AnswerTime::WhileAlive;
-    type Service = Images;
-    type Answer = Verified;
-
-    async fn run(self, images: &Images, steps: Steps) -> Result<Verified, Failure> {
+impl VerifyRequest {
+    pub(crate) async fn run_on(self, images: &Images, steps: Steps) -> Result<Verified, Failure> {
         let engine = images.store("verifying")?;
         // A store on a read-only file system cannot be repaired, so the command fails before the long check.
         if self.repair && images.place.is_read_only {
@@ -31,12 +23,14 @@ impl Command for VerifyRequest {
                 .or_hint("mount it read-write, or name another place with --store DIR"));
         }
         let mut verified = Verified { store: part(&Findings::default()), ..Verified::default() };
-        let all = [None];
-        let asked: Vec<Option<&str>> = self.images.iter().map(|image| Some(image.as_str())).collect();
-        for image in if asked.is_empty() { &all[..] } else { &asked } {
+        let asked = match &self.images[..] {
+            [] => vec![None],
+            images => images.iter().map(|image| Some(image.as_str())).collect(),
+        };
+        for image in asked {
             let heard = Arc::clone(&steps);
             let progress = Arc::new(move |read, total| heard(Step::Checking { read, total }));
-            let report = engine.verify(*image, progress).await?;
+            let report = engine.verify(image, progress).await?;
             let mut checked: Vec<VerifiedImage> = report.images.iter().map(image_of).collect();
             let mut store = report.store.clone();
             store.merge(report.blobs.findings.clone());
@@ -53,23 +47,14 @@ impl Command for VerifyRequest {
             let count = |result: &str| checked.iter().filter(|image| image.result == result).count();
             let (damaged, repaired) = (count("damaged"), count("repaired"));
             tracing::info!(images = checked.len(), damaged, repaired, repair = self.repair, "verified the store");
-            verified.add(checked, found);
-        }
-        Ok(verified)
-    }
-}
-
-impl Verified {
-    fn add(&mut self, images: Vec<VerifiedImage>, store: VerifiedPart) {
-        self.damaged |= store.result == "damaged" || images.iter().any(|image| image.result == "damaged");
-        for image in images {
-            if !self.images.iter().any(|known| known.id == image.id) {
-                self.images.push(image);
+            verified.damaged |= found.result == "damaged" || damaged > 0;
+            checked.retain(|image| verified.images.iter().all(|known| known.id != image.id));
+            verified.images.append(&mut checked);
+            if found.result != "ok" {
+                verified.store = found;
             }
         }
-        if store.result != "ok" {
-            self.store = store;
-        }
+        Ok(verified)
     }
 }
 

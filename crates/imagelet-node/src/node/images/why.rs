@@ -1,11 +1,7 @@
-//! `why`: the protection of an image, the next collection's decision on it, and the last acts on it.
+//! `why`: the protection of an image, the next collection's decision on it, and the last acts on it or on all images.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
-use async_trait::async_trait;
 use imagelet_core::{
     audit_log::{Act, ActCode, ActDetails, History, ImageHistory, PullHost},
     gc::{GcDecision, GcGoal, GcOutcome},
@@ -17,17 +13,18 @@ use serde::{Deserialize, Serialize};
 
 use super::Images;
 use crate::{
-    api::{HeldBackRow, ImageRow, PullRow, Queue, Steps, milliseconds_of, moment},
+    api::{HeldBackRow, ImageRow, PullRow, at_most, milliseconds_of, moment},
     config::Backend,
     durations::took,
     failure::Failure,
     node::{
-        Collection, Command, LocalNode,
-        pulls::{held_back, pulls_of, queue},
+        Collection, LocalNode,
+        pulls::{held_back_of, pulls_of},
     },
 };
 
 const IMAGES_MAX: usize = 16;
+const DECISIONS_MAX: u64 = 500;
 
 api_documents! {
     WhyRequest {
@@ -100,20 +97,23 @@ api_documents! {
         took_ms: Option<u64>,
         /// Of a pull by the embedded store: what each host of the registry sent.
         #[serde(skip_serializing_if = "Vec::is_empty")]
-        hosts: Vec<WhyHost>,
+        #[cfg_attr(test, schemars(with = "Vec<tests::WhyHost>"))]
+        hosts: Vec<PullHost>,
     }
-    /// What one host, a mirror or the registry itself, sent for a pull.
-    WhyHost {
-        /// `HOST:PORT`.
-        host: String,
-        /// It sent or confirmed the manifest.
-        manifest: bool,
-        /// Blobs of which it sent bytes.
-        blobs: u64,
-        bytes: u64,
-        /// Failed requests by class.
-        #[serde(skip_serializing_if = "BTreeMap::is_empty")]
-        failures: BTreeMap<String, u64>,
+    DecisionsRequest {
+        /// Most rows; 100 unless given.
+        #[cfg_attr(test, schemars(range(max = 500)))]
+        limit: Option<u64>,
+    }
+    /// The last acts on all images, the latest first.
+    Decisions {
+        decisions: Vec<DecisionRow>,
+    }
+    DecisionRow {
+        /// Empty for a failed pull.
+        id: String,
+        #[serde(flatten)]
+        happening: WhyHappening,
     }
 }
 
@@ -132,19 +132,8 @@ impl WhyHappening {
     }
 }
 
-impl From<PullHost> for WhyHost {
-    fn from(PullHost { host, manifest, blobs, bytes, failures }: PullHost) -> Self {
-        Self { host, manifest, blobs, bytes, failures }
-    }
-}
-
-#[async_trait]
-impl Command for WhyRequest {
-    const NAME: &'static str = "why";
-    type Service = LocalNode;
-    type Answer = Why;
-
-    async fn run(self, node: &LocalNode, _steps: Steps) -> Result<Why, Failure> {
+impl WhyRequest {
+    pub(crate) async fn run_on(self, node: &LocalNode) -> Result<Why, Failure> {
         let images = &node.pulls.images;
         let text = self.image.trim().to_owned();
         if text.is_empty() {
@@ -155,13 +144,12 @@ impl Command for WhyRequest {
         let present = images.look(&text).await.map_err(|failure| problems.push(failure.to_string()));
         let present = present.ok().flatten();
         let mut history = images.history_of(text.clone(), present.as_ref()).await?;
-        let status = node.pulls.manager.status();
-        let Queue { pulls, .. } = queue(node.pulls.manager.status());
+        let queue = node.pulls.queue();
         if history.images.is_empty()
             && let Ok(name) = text.parse::<Reference>()
         {
             let names = vec![name.canonical().to_string()];
-            let is_pulled = !pulls_of(&pulls, &names).is_empty();
+            let is_pulled = !pulls_of(&queue, &names).is_empty();
             history.images.extend(is_pulled.then(|| ImageHistory { names, ..ImageHistory::default() }));
         }
         if history.images.is_empty() {
@@ -181,7 +169,7 @@ impl Command for WhyRequest {
         let mut found: Vec<WhyImage> = Vec::new();
         for image in history.images {
             let row = history_row(image, &rows, &predicted, snapshot.as_deref());
-            let (pulls, held_back) = (pulls_of(&pulls, &row.names), held_back(&status, &row.names));
+            let (pulls, held_back) = (pulls_of(&queue, &row.names), held_back_of(&queue, &row.names));
             found.push(WhyImage { pulls, held_back, ..row });
         }
         found.sort_by_key(|image| image.now.is_none());
@@ -318,7 +306,21 @@ fn history_row(
     }
 }
 
-pub(super) fn happening(act: Act) -> WhyHappening {
+impl DecisionsRequest {
+    pub(crate) async fn run_on(self, images: &Images) -> Result<Decisions, Failure> {
+        let log = Arc::clone(&images.log);
+        let max = at_most("limit", self.limit.unwrap_or(100), DECISIONS_MAX)?;
+        let read = tokio::task::spawn_blocking(move || log.recent(max)).await?;
+        let read = read.map_err(|error| Failure::because("could not read the log of decisions", &error))?;
+        let row = |act: Act| DecisionRow {
+            id: act.keys.first().map_or_else(String::new, |key| ImageKey::parse(key).id().to_string()),
+            happening: happening(act),
+        };
+        Ok(Decisions { decisions: read.into_iter().map(row).collect() })
+    }
+}
+
+fn happening(act: Act) -> WhyHappening {
     let ActDetails { bytes, took_ms, reason, why, hosts } = act.details;
     let what = match act.code {
         ActCode::Pulled => "pulled",
@@ -341,6 +343,36 @@ pub(super) fn happening(act: Act) -> WhyHappening {
         names: act.names,
         bytes,
         took_ms,
-        hosts: hosts.into_iter().map(WhyHost::from).collect(),
+        hosts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    api_documents! {
+        /// What one host, a mirror or the registry itself, sent for a pull.
+        WhyHost {
+            /// `HOST:PORT`.
+            host: String,
+            /// It sent or confirmed the manifest.
+            manifest: bool,
+            /// Blobs of which it sent bytes.
+            blobs: u64,
+            bytes: u64,
+            /// Failed requests by class.
+            #[serde(skip_serializing_if = "std::collections::BTreeMap::is_empty")]
+            failures: std::collections::BTreeMap<String, u64>,
+        }
+    }
+
+    #[test]
+    fn a_host_is_shown_as_the_interface_describes_it() {
+        let host =
+            PullHost { host: "a:1".into(), manifest: true, blobs: 2, bytes: 3, failures: [("tls".into(), 1)].into() };
+        let value = serde_json::to_value(&host).unwrap();
+        let described: WhyHost = serde_json::from_value(value.clone()).unwrap();
+        assert_eq!(serde_json::to_value(described).unwrap(), value);
     }
 }

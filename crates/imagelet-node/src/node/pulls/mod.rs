@@ -1,9 +1,7 @@
 //! The pulls of a node: of one image or of a pod's images, and their progress.
 
-mod pods;
-mod pull;
-mod pull_progress;
-mod status_rows;
+mod ensure;
+mod rows;
 
 use std::sync::Arc;
 
@@ -12,8 +10,8 @@ use tokio::time::Instant;
 
 use super::Images;
 use crate::{api::PullProgressRow, traces::Tracer};
-use pull_progress::progress_row;
-pub(crate) use status_rows::{held_back, pulls_of, queue};
+use rows::progress_row;
+pub(crate) use rows::{held_back_of, pulls_of};
 
 #[derive(Clone, Debug)]
 pub struct Pulls {

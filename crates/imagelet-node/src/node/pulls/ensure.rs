@@ -1,28 +1,28 @@
-//! Ensures the images of one pod in one call: the request, the reply and the events.
+//! `ensure` and `pull`: ensures the images of a pod, with its events, or one image.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, sync::Arc};
 
-use async_trait::async_trait;
 use imagelet_core::{
-    credentials::{ObjectIdentity, PullSecret, PullSecretKind, Secret},
+    credentials::{Credential, CredentialKind, ObjectIdentity, PullSecret, PullSecretKind, Secret},
     error::ErrorClass,
     events::{EventSubject, PodIdentity, RecordedEvent},
-    image::ImageSpec,
+    image::{ImageSpec, shown_name},
     manager::{
-        EnsureError, EnsureRequest, Origin, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole, PullPolicy,
+        Caller, EnsureError, EnsureRequest, Origin, PodImage, PodOutcome, PodRequest as CoreRequest, PodRole,
+        PullPolicy,
     },
-    ports::{PullRequest, PullWatcher},
+    ports::{self, PullWatcher},
 };
 use tokio::sync::broadcast::{Receiver, error::RecvError};
 
 use super::Pulls;
 use crate::{
     api::{
-        EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullSecretText, Step, Steps, milliseconds_of,
-        moment, watcher,
+        EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest, PullRequest, PullSecretText, Pulled, Step,
+        Steps, milliseconds_of, moment, watcher,
     },
     failure::Failure,
-    node::{AnswerTime, Command, Images},
+    node::Images,
     traces::RequestTrace,
 };
 
@@ -31,23 +31,24 @@ const IMAGES_MAX: usize = 1000;
 const EVENTS_PER_IMAGE_MAX: usize = 16;
 const POD_INITIALIZING: &str = "PodInitializing";
 
-#[async_trait]
-impl Command for PodRequest {
-    const NAME: &'static str = "ensure";
-    const TIME: AnswerTime = AnswerTime::Unlimited;
-    type Service = Pulls;
-    type Answer = PodEnsured;
-
-    async fn run(self, pulls: &Pulls, steps: Steps) -> Result<PodEnsured, Failure> {
+impl PodRequest {
+    pub(crate) async fn run_on(self, pulls: &Pulls, steps: Steps) -> Result<PodEnsured, Failure> {
         let mut request = core_request(&self)?;
         if !pulls.images.settings().pulls.node_policy.pods.sends_runtime_handler {
             // The kubelet's feature gate for runtime handlers is off, so the kubelet sends no handler.
             request.common.pull.image.runtime_handler = String::new();
         }
-        let mut listening = Listening::new(pulls.images.events.follow(), &request);
+        let mut listening = Listening {
+            events: pulls.images.events.follow(),
+            pod: request.common.pull.pod.clone(),
+            heard: Vec::new(),
+            heard_max: (request.images.len() + 1) * EVENTS_PER_IMAGE_MAX,
+        };
         let is_silent = pulls.images.local().is_none();
         let report = PodReport { asked: &self, request: &request, steps, is_silent };
-        let finished = |image, outcome: &PodOutcome| report.finished(image, outcome);
+        let finished = |image, outcome: &PodOutcome| {
+            (report.steps)(Step::Settled { image, row: Box::new(report.row(image, outcome, &[])) });
+        };
         let ensure = async |trace: RequestTrace| {
             let watcher = |image: usize| trace.watch(&request.images[image].image, report.watcher(image));
             pulls.manager.ensure_pod(&request, &watcher, &finished).await
@@ -76,7 +77,7 @@ fn core_request(asked: &PodRequest) -> Result<CoreRequest, Failure> {
         uid: asked.pod.uid.as_str().into(),
     };
     let common = EnsureRequest {
-        pull: PullRequest { image, pod, ..PullRequest::default() },
+        pull: ports::PullRequest { image, pod, ..ports::PullRequest::default() },
         service_account: Some(asked.service_account.clone()).filter(|name| !name.is_empty()),
         secrets: secrets(&asked.secrets),
         ..EnsureRequest::default()
@@ -113,7 +114,7 @@ fn core_image(asked: &PodImageRequest) -> Result<PodImage, Failure> {
 }
 
 /// Converts pull secrets for the keyring. Secrets of other types contain no credentials and are omitted.
-pub(crate) fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
+fn secrets(asked: &[PullSecretText]) -> Vec<PullSecret> {
     let secret = |secret: &PullSecretText| {
         let kind = match secret.r#type.as_str() {
             "" => PullSecretKind::DockerConfigJson,
@@ -143,10 +144,6 @@ impl PodReport<'_> {
         watcher(Arc::new(move |step| steps(Step::Image { image, of: Box::new(step) })))
     }
 
-    fn finished(&self, image: usize, outcome: &PodOutcome) {
-        (self.steps)(Step::Settled { image, row: Box::new(self.row(image, outcome, &[])) });
-    }
-
     fn row(&self, image: usize, outcome: &PodOutcome, others: &[PodOutcome]) -> PodImageRow {
         let wanted = &self.request.images[image];
         let row = PodImageRow {
@@ -158,16 +155,17 @@ impl PodReport<'_> {
         };
         match outcome {
             PodOutcome::Ensured(ensured) => {
-                let (origin, took, size) = match ensured.origin {
-                    Origin::AlreadyPresent => ("present", Duration::ZERO, None),
-                    Origin::Stale { .. } => ("stale", Duration::ZERO, None),
-                    Origin::Pulled { took, size } => ("pulled", took, Some(size.0).filter(|size| *size > 0)),
+                let origin = match ensured.origin {
+                    Origin::AlreadyPresent => "present",
+                    Origin::Stale { .. } => "stale",
+                    Origin::Pulled { .. } => "pulled",
                 };
+                let (took_ms, size) = fetched(&ensured.origin);
                 PodImageRow {
                     id: ensured.id.to_string(),
                     origin: origin.into(),
                     size,
-                    took_ms: milliseconds_of(took),
+                    took_ms,
                     message: ensured.message.clone(),
                     ..row
                 }
@@ -229,11 +227,6 @@ struct Listening {
 }
 
 impl Listening {
-    fn new(events: Receiver<RecordedEvent>, request: &CoreRequest) -> Self {
-        let heard_max = (request.images.len() + 1) * EVENTS_PER_IMAGE_MAX;
-        Self { events, pod: request.common.pull.pod.clone(), heard: Vec::new(), heard_max }
-    }
-
     async fn during<T>(&mut self, work: impl Future<Output = T>) -> T {
         let mut work = std::pin::pin!(work);
         let done = loop {
@@ -267,4 +260,67 @@ impl Listening {
             });
         }
     }
+}
+
+impl PullRequest {
+    pub(crate) async fn run_on(self, pulls: &Pulls, steps: Steps) -> Result<Pulled, Failure> {
+        let request = ensure_request(&self)?;
+        if pulls.images.local().is_none() {
+            steps(Step::ThroughRuntime);
+        }
+        let ensure = |watcher| pulls.manager.ensure(&request, watcher);
+        let ensured = pulls.tracer.ensure(request.image(), watcher(steps), ensure).await;
+        let ensured = ensured.map_err(|error| Failure::of_ensure(&error))?;
+        let (took_ms, size) = fetched(&ensured.origin);
+        Ok(Pulled {
+            image: self.image,
+            id: ensured.id.to_string(),
+            present: !matches!(ensured.origin, Origin::Pulled { .. }),
+            size,
+            took_ms,
+            warning: matches!(ensured.origin, Origin::Stale { .. }).then_some(ensured.message),
+            removed: Vec::new(),
+        })
+    }
+}
+
+/// The duration of a pull in milliseconds, and the size of its image if known. A present image has neither.
+fn fetched(origin: &Origin) -> (u64, Option<u64>) {
+    match origin {
+        Origin::Pulled { took, size } => (milliseconds_of(*took), Some(size.0).filter(|size| *size > 0)),
+        Origin::AlreadyPresent | Origin::Stale { .. } => (0, None),
+    }
+}
+
+fn ensure_request(asked: &PullRequest) -> Result<EnsureRequest, Failure> {
+    let policy = match asked.policy.as_str() {
+        "" => PullPolicy::default_for(&asked.image)
+            .map_err(|error| Failure::invalid(format!("`{}` names no image: {error}", shown_name(&asked.image))))?,
+        policy => policy.parse().map_err(Failure::invalid)?,
+    };
+    let platform = asked.platform.as_deref().map(str::parse).transpose().map_err(Failure::invalid)?;
+    let credential = asked.login.as_ref().map(|login| Credential {
+        kind: CredentialKind::Basic {
+            username: login.user.clone(),
+            password: login.password.as_ref().map_or_else(|| Secret::new(""), |password| password.0.clone()),
+        },
+        server_address: String::new(),
+    });
+    let pod = asked.pod.clone().unwrap_or_default();
+    let is_for_a_pod = !(pod.name.is_empty() && pod.uid.is_empty());
+    let pod = PodIdentity { namespace: pod.namespace.into(), name: pod.name.into(), uid: pod.uid.into() };
+    Ok(EnsureRequest {
+        pull: ports::PullRequest {
+            image: ImageSpec::new(asked.image.clone()),
+            credential,
+            pod,
+            platform,
+            ..ports::PullRequest::default()
+        },
+        policy,
+        caller: if is_for_a_pod { Caller::Pod } else { Caller::Command },
+        container: asked.field.as_str().into(),
+        secrets: secrets(&asked.secrets),
+        ..EnsureRequest::default()
+    })
 }
