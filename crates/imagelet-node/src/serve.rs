@@ -1,12 +1,11 @@
 //! Runs the daemon, and joins the concrete parts.
 
-mod activation;
 mod filesystems;
 mod images;
 mod reload;
 mod socket_guard;
 mod start;
-mod systemd_notify;
+mod systemd;
 mod wiring;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -76,7 +75,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     };
     // Clients may already wait at the socket of a service manager, so the socket is served while the store opens. All
     // listeners are bound before the first one is served, so that a start that fails to bind answers no call.
-    let early = match activation::taken_over()? {
+    let early = match systemd::taken_over()? {
         Some(listener) => Some((bind_http().await?, server(listener))),
         None => None,
     };
@@ -108,7 +107,7 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
             }
         }
     });
-    let watchdog = tokio::spawn(systemd_notify::watchdog(calls.working.clone()));
+    let watchdog = tokio::spawn(systemd::watchdog(calls.working.clone()));
     let jobs = Jobs::start(&node, &calls.working.child_token());
     let backend = &node.pulls.images.place.backend;
     tracing::info!(
@@ -116,21 +115,21 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
         version = env!("CARGO_PKG_VERSION"), "serving"
     );
     let status = format!("serving images of the {backend}");
-    systemd_notify::ready(&status);
+    systemd::ready(&status);
 
     let ended_early = loop {
         tokio::select! {
             _ = terminate.recv() => break false,
             _ = interrupt.recv() => break false,
             _ = hangup.recv() => {
-                systemd_notify::reloading();
+                systemd::reloading();
                 reload(read(), &node, &access).await;
-                systemd_notify::ready(&status);
+                systemd::ready(&status);
             }
             _ = &mut server => break true,
         }
     };
-    systemd_notify::stopping();
+    systemd::stopping();
     tracing::info!("stopping");
     calls.accepting.cancel();
     if !ended_early && tokio::time::timeout(GRACE, &mut server).await.is_err() {
@@ -163,17 +162,16 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
 
 /// The known runtime handlers, and the server for CRI calls about containers, which may have no runtime behind it.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
-    let behind = |endpoint: &str, timeout: Duration| -> Result<RuntimeServer, Failure> {
-        Ok(RuntimeServer::behind(&endpoint.parse()?, timeout)?)
-    };
-    match &settings.images.backend {
+    Ok(match &settings.images.backend {
         Backend::Embedded(store) => {
             let runtime = match &store.runtime {
-                Some((endpoint, timeout)) => behind(endpoint, *timeout)?,
+                Some((endpoint, timeout)) => RuntimeServer::behind(endpoint, *timeout)?,
                 None => RuntimeServer::without_runtime(env!("CARGO_PKG_VERSION")),
             };
-            Ok((Handlers::Known(BTreeSet::new()), runtime))
+            (Handlers::Known(BTreeSet::new()), runtime)
         }
-        Backend::Cri(runtime) => Ok((Handlers::Any, behind(&runtime.endpoint, settings.node.request_timeout)?)),
-    }
+        Backend::Cri(runtime) => {
+            (Handlers::Any, RuntimeServer::behind(&runtime.endpoint, settings.node.request_timeout)?)
+        }
+    })
 }

@@ -22,10 +22,13 @@ use imagelet_oci::{
     Bandwidth, EngineConfig, LayerLimits, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig, RegistryTimeouts,
     UNPACK_MEMORY_MIN,
 };
-use imagelet_runtime::{ImportMode, cri::Endpoint};
+use imagelet_runtime::{
+    ImportMode,
+    cri::{Endpoint, EndpointError},
+};
 
 use super::{
-    check_gc, check_http, check_kubelet, check_kubernetes,
+    check_gc, check_interfaces,
     environment::Environment,
     keys_and_defaults::{
         API_VERSION, File, ImportFolder, KIND, OwnKeys, PinnedKeys, ProxyKeys, ProxyUrl, PullsKeys, StoreKeys,
@@ -45,7 +48,6 @@ const PROXY_RULES_MAX: usize = 100;
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 /// The minimum of periods and timeouts. A shorter timeout would end pulls that only start slowly.
 const SECOND: GoDuration = GoDuration::seconds(1);
-/// The minimum of `staleOnOutage.maxAge`. The retries of a pull already cover a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, Vec<Violation>> {
@@ -58,7 +60,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
     let policy = thresholds(file, found);
     let node_policy = if own.is_like_kubelet() { NodePolicy::KUBELET } else { NodePolicy::IMAGELET };
     let pulls = pulls(file, node_policy, found);
-    let (status_images_max, image_endpoint) = check_kubelet::check(kubelet, found);
+    let (status_images_max, image_endpoint) = check_interfaces::kubelet(kubelet, found);
     let verification = verification(file, found);
     let request_timeout = found.positive("runtimeRequestTimeout", kubelet.runtime_request_timeout);
     let interfaces = interfaces(file, found);
@@ -72,7 +74,7 @@ pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, 
             "imageMaximumGCAge needs detection.period or gc.period to be shorter than 1h",
         );
     }
-    let kubernetes = check_kubernetes::check(&own.kubernetes, environment, found);
+    let kubernetes = check_interfaces::kubernetes(&own.kubernetes, environment, found);
     if let Some(path) = &own.credentials.docker_config {
         found.absolute("credentials.dockerConfig", path);
     }
@@ -98,8 +100,8 @@ fn interfaces(file: &File, found: &mut Violations) -> Interfaces {
     let length = socket.as_os_str().len();
     let limit = format!("the limit for the path of a unix socket is {SOCKET_LENGTH_MAX}");
     found.rule(length <= SOCKET_LENGTH_MAX, "socket", format!("has {length} bytes;"), limit);
-    let http = check_http::check(&file.own.http, found);
-    let traces = check_kubelet::traces(&file.kubelet.tracing, found);
+    let http = check_interfaces::http(&file.own.http, found);
+    let traces = check_interfaces::traces(&file.kubelet.tracing, found);
     Interfaces { socket, callers: file.own.cri, http, traces }
 }
 
@@ -111,7 +113,7 @@ fn images(file: &File, environment: &Environment, node_policy: NodePolicy, found
     let detection_period = found.at_least("detection.period", own.detection.period, SECOND);
     let stale_max = found.at_least("staleOnOutage.maxAge", stale.max_age, STALE_MIN);
     ImageSettings {
-        import_folder: import_folder(own, &backend, found),
+        import_folder: import_folder(own, found),
         backend,
         pinned,
         sandbox_images: node_policy.inventory.pins_sandbox_images.then_some(sandbox_images),
@@ -121,10 +123,10 @@ fn images(file: &File, environment: &Environment, node_policy: NodePolicy, found
     }
 }
 
-fn import_folder(own: &OwnKeys, backend: &Backend, found: &mut Violations) -> Option<ImportFolder> {
+fn import_folder(own: &OwnKeys, found: &mut Violations) -> Option<ImportFolder> {
     const KEY: &str = "importFolder.directory";
     let directory = found.path(KEY, &own.import_folder.directory)?;
-    let is_embedded = matches!(backend, Backend::Embedded(_));
+    let is_embedded = own.image_service.cri.endpoint.is_empty();
     let shown = format!("`{}`", directory.display());
     found.rule(is_embedded, KEY, &shown, "needs the embedded store: images of a runtime are imported by its own tools");
     found.rule(!directory.starts_with(&own.store.directory), KEY, &shown, "must not be in store.directory");
@@ -240,19 +242,17 @@ fn backend(file: &File, found: &mut Violations) -> Backend {
         ..engine(store, found)
     };
     let stall_max = positive(found.off_or_second("imageService.cri.pullStallTimeout", cri.pull_stall_timeout));
-    for (key, endpoint) in
-        [("imageService.cri.endpoint", &cri.endpoint), ("store.runtimeEndpoint", &store.runtime_endpoint)]
-    {
-        if let Some(Err(error)) = (!endpoint.is_empty()).then(|| endpoint.parse::<Endpoint>()) {
-            found.add(key, format!("{key}: {error}"));
-        }
+    let mut endpoint = |key: &str, text: &str| -> Option<Endpoint> {
+        let parsed = (!text.is_empty()).then(|| text.parse())?;
+        parsed.map_err(|error: EndpointError| found.add(key, format!("{key}: {error}"))).ok()
+    };
+    let of_images = endpoint("imageService.cri.endpoint", &cri.endpoint);
+    let of_containers = endpoint("store.runtimeEndpoint", &store.runtime_endpoint);
+    if let Some(endpoint) = of_images {
+        return Backend::Cri(RuntimeSettings { endpoint, stall_max, import: file.own.runtime_import, engine });
     }
-    if !cri.endpoint.is_empty() {
-        let (endpoint, import) = (cri.endpoint.clone(), file.own.runtime_import);
-        return Backend::Cri(RuntimeSettings { endpoint, stall_max, import, engine });
-    }
-    let runtime = (store.runtime_endpoint.clone(), file.kubelet.runtime_request_timeout.to_std());
-    Backend::Embedded(StoreSettings { engine, runtime: Some(runtime).filter(|(endpoint, _)| !endpoint.is_empty()) })
+    let timeout = file.kubelet.runtime_request_timeout.to_std();
+    Backend::Embedded(StoreSettings { engine, runtime: of_containers.map(|endpoint| (endpoint, timeout)) })
 }
 
 fn engine(keys: &StoreKeys, found: &mut Violations) -> EngineConfig {

@@ -14,7 +14,6 @@ use super::{
     violations::Violations,
 };
 
-/// The minimum size of an audit log. A smaller log has no space for one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
 const DECISIONS_MAX: u64 = 16 << 30;
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);

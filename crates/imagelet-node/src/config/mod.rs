@@ -4,9 +4,7 @@
 
 mod check;
 mod check_gc;
-mod check_http;
-mod check_kubelet;
-mod check_kubernetes;
+mod check_interfaces;
 mod environment;
 mod keys_and_defaults;
 mod located_yaml;

@@ -18,7 +18,7 @@ use imagelet_core::{
 };
 use imagelet_kube::ApiAccess;
 use imagelet_oci::{EngineConfig, RegistryConfig};
-use imagelet_runtime::ImportMode;
+use imagelet_runtime::{ImportMode, cri::Endpoint};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -96,7 +96,6 @@ pub struct ImageSettings {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct CredentialSettings {
-    /// The node's docker configuration; `None`: the default places are searched.
     pub docker_config: Option<PathBuf>,
     pub providers: Option<ProviderOptions>,
 }
@@ -119,7 +118,6 @@ pub struct CollectionSettings {
     pub rules: KeepRules,
     pub adopt_from: Option<PathBuf>,
     pub lease_for: Duration,
-    /// Size limit of the audit log. `None`: no log is written.
     pub decisions_max: Option<NonZeroU64>,
 }
 
@@ -145,7 +143,6 @@ named_enum! {
 pub struct NodeSettings {
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
-    /// Timeout of every call to the runtime except pulls.
     pub request_timeout: Duration,
     pub kubernetes: Option<KubernetesSettings>,
 }
@@ -157,7 +154,6 @@ pub enum Backend {
 }
 
 impl Backend {
-    /// The settings of the engine, which serves an embedded store or the imports into a runtime.
     pub fn engine(&self) -> &EngineConfig {
         let (Self::Embedded(StoreSettings { engine, .. }) | Self::Cri(RuntimeSettings { engine, .. })) = self;
         engine
@@ -168,13 +164,12 @@ impl Backend {
 pub struct StoreSettings {
     pub engine: EngineConfig,
     /// Endpoint and call timeout of the runtime that runs containers from the store; `None`: no runtime.
-    pub runtime: Option<(String, Duration)>,
+    pub runtime: Option<(Endpoint, Duration)>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeSettings {
-    pub endpoint: String,
-    /// How long a pull may make no progress; `None`: unlimited.
+    pub endpoint: Endpoint,
     pub stall_max: Option<Duration>,
     pub import: ImportMode,
     /// The settings of the engine that imports images. The engine's directory also contains the node's state.

@@ -370,7 +370,6 @@ fn path_to(above: &str, name: &str) -> String {
     if above.is_empty() { name.to_owned() } else { format!("{above}.{name}") }
 }
 
-/// The values of a file by their dotted keys. A list is one value.
 fn leaves(file: &File) -> BTreeMap<String, Value> {
     let mut leaves = BTreeMap::new();
     flatten(String::new(), to_value(file), &mut leaves);

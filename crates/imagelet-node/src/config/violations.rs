@@ -121,7 +121,6 @@ impl Violations {
         parse_size(text).map_err(|error| self.add(key, format!("{key}: {error}"))).ok().map(|size| size.0)
     }
 
-    /// Checks that a path is absolute. `None`: the key is empty.
     pub(super) fn path(&mut self, key: &str, path: &Path) -> Option<PathBuf> {
         let given = Some(path).filter(|path| !path.as_os_str().is_empty())?;
         self.absolute(key, given);

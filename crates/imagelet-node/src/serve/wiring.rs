@@ -30,14 +30,11 @@ use imagelet_core::{
 };
 use imagelet_kube::{ClusterTokens, LookAheadParts, NodeAgent, NodeAgentParts};
 use imagelet_oci::{Access, Durability, Engine, EngineConfig};
-use imagelet_runtime::RuntimeSite;
-use imagelet_runtime::cri::{Endpoint, RemoteContainerService, RemoteImageService};
 use imagelet_runtime::{
-    ContainerdSizes,
+    ContainerdSizes, ImportSite, ImportingImages, RuntimeSite,
     containerd::{ContainerdClient, ContainerdNames},
+    cri::{Endpoint, EndpointError, RemoteContainerService, RemoteImageService},
 };
-use imagelet_runtime::{ImportSite, ImportingImages};
-
 use tokio::sync::watch;
 
 use crate::{
@@ -47,7 +44,6 @@ use crate::{
     traces::Tracer,
 };
 
-/// The kubelet's root directory, where the kubelet first searches for a docker configuration.
 const KUBELET_ROOT: &str = "/var/lib/kubelet";
 const EVENTS_MAX: NonZeroUsize = NonZeroUsize::new(1000).expect("a thousand is not zero");
 /// Timeout of a credential helper, which may prompt the user. The default for credential providers is the same.
@@ -154,7 +150,11 @@ async fn open_images(
         let (runtime, settings, state) = (runtime.clone(), settings.clone(), backend.state.clone());
         move || open_state(runtime, &state, &settings, is_read_only, !is_embedded)
     });
-    let log = Arc::new(audit_log(&backend.state, &settings, is_read_only));
+    let log = match settings.collection.decisions_max {
+        Some(bytes_max) if !is_read_only => AuditLog::new(&backend.state.join("decisions"), bytes_max.get()),
+        // The records of a disabled log can still be read.
+        _ => AuditLog::read_only(&backend.state.join("decisions")),
+    };
     let (inventory, records, first_run_adopts) = opened.await??;
     inventory.protect_sandbox_images(settings.images.sandbox_images.clone());
     inventory.leases.start(settings.collection.lease_for, SystemTime::now());
@@ -172,7 +172,7 @@ async fn open_images(
         runtime,
         inventory,
         keyring: Arc::new(keyring(&settings, role)),
-        log,
+        log: Arc::new(log),
         events: Arc::new(LogEvents::new(EVENTS_MAX)),
         place: Arc::new(NodePlace {
             backend: backend.name,
@@ -232,9 +232,9 @@ async fn open_store(
     let mut containers = engine.container_service();
     if let Some((endpoint, timeout)) = &store.runtime {
         // The runtime may start after the daemon. Only requests for the uses of images wait for the runtime.
-        let runtime = RemoteContainerService::lazy(&parse_endpoint(endpoint)?, *timeout)?
+        let runtime = RemoteContainerService::lazy(endpoint, *timeout)?
             .streaming_lists(settings.pulls.node_policy.inventory.streams_lists);
-        containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint));
+        containers = Arc::new(CombinedContainers::new(containers, Arc::new(runtime), endpoint.to_string()));
     }
     Ok(OpenBackend {
         runtime: RuntimeManager::new(Arc::clone(&engine) as Arc<dyn ImageService>, containers),
@@ -253,7 +253,7 @@ async fn open_runtime(
     metrics: &Arc<Metrics>,
 ) -> Result<OpenBackend, Failure> {
     let timeout = settings.node.request_timeout;
-    let address = parse_endpoint(&runtime.endpoint)?;
+    let address = &runtime.endpoint;
     // Lists are streamed, so that no list exceeds the message limit. A runtime without streams rejects only one call.
     let streams = settings.pulls.node_policy.inventory.streams_lists;
     let watched = |images: RemoteImageService| images.with_stall_max(runtime.stall_max).streaming_lists(streams);
@@ -261,22 +261,17 @@ async fn open_runtime(
     let (images, containers): (Arc<dyn ImageService>, Arc<dyn ContainerService>) = match role {
         // A daemon may start before its runtime, so it connects with the first call.
         Role::Daemon => {
-            let containers = RemoteContainerService::lazy(&address, timeout)?.streaming_lists(streams);
-            let images = Arc::new(watched(RemoteImageService::lazy(&address, timeout)?));
+            let containers = RemoteContainerService::lazy(address, timeout)?.streaming_lists(streams);
+            let images = Arc::new(watched(RemoteImageService::lazy(address, timeout)?));
             let (durability, registry) = (Durability::Commit, settings.images.registry.clone());
             let engine = EngineConfig { durability, registry, ..runtime.engine.clone() };
+            let sandbox_images = settings.images.sandbox_images.iter().flatten();
             let site = Arc::new(RuntimeSite {
                 containers: containers.clone(),
                 images: Arc::<RemoteImageService>::clone(&images),
                 socket: address.path().to_owned(),
                 engine,
-                sandbox_images: settings
-                    .images
-                    .sandbox_images
-                    .iter()
-                    .flatten()
-                    .map(|pattern| pattern.text().to_owned())
-                    .collect(),
+                sandbox_images: sandbox_images.map(|pattern| pattern.text().to_owned()).collect(),
                 room: OnceLock::new(),
                 opened: Mutex::default(),
             });
@@ -287,8 +282,8 @@ async fn open_runtime(
         }
         // A command does not import: it has only one pull, and a daemon may own the staging folder.
         Role::Command => {
-            let images = Arc::new(watched(RemoteImageService::connect(&address, timeout).await?));
-            match RemoteContainerService::connect(&address, timeout).await {
+            let images = Arc::new(watched(RemoteImageService::connect(address, timeout).await?));
+            match RemoteContainerService::connect(address, timeout).await {
                 Ok(containers) => (images, Arc::new(containers.streaming_lists(streams))),
                 Err(error) if error.kind() == RuntimeErrorKind::Unsupported => {
                     uses_known = false;
@@ -319,27 +314,24 @@ async fn open_runtime(
 
 /// The file systems that a runtime reports, for a program that has opened no node.
 pub async fn runtime_filesystems(runtime: &RuntimeSettings, timeout: Duration) -> Result<ImageFilesystems, Failure> {
-    let images = RemoteImageService::connect(&parse_endpoint(&runtime.endpoint)?, timeout).await?;
+    let images = RemoteImageService::connect(&runtime.endpoint, timeout).await?;
     Ok(images.filesystem().await?)
 }
 
 pub fn parse_endpoint(endpoint: &str) -> Result<Endpoint, Failure> {
-    endpoint.parse().map_err(|error: imagelet_runtime::cri::EndpointError| {
-        Failure::because(format!("`{endpoint}` is no endpoint"), &error)
-    })
+    let invalid = |error: EndpointError| Failure::because(format!("`{endpoint}` is no endpoint"), &error);
+    endpoint.parse().map_err(invalid)
 }
 
-/// The inventory, the pull records, and whether the inventory is empty, as at the first start on a node.
-type OpenState = (Arc<Inventory>, Arc<PullRecords>, bool);
-
-/// Opens the inventory and the pull records. If they are read-only, changes are lost at the end of the process.
+/// Opens the inventory and the pull records, and returns whether the inventory is empty, as at the first start on a
+/// node. If they are read-only, changes are lost at the end of the process.
 fn open_state(
     runtime: RuntimeManager,
     directory: &Path,
     settings: &Settings,
     is_read_only: bool,
     adopts: bool,
-) -> Result<OpenState, Failure> {
+) -> Result<(Arc<Inventory>, Arc<PullRecords>, bool), Failure> {
     let folder = directory.join("inventory");
     let inventory = if is_read_only {
         Inventory::open_read_only(runtime, &folder)?
@@ -375,15 +367,6 @@ fn take_over(inventory: &Inventory, root: &Path) {
         Err(error) => {
             tracing::warn!(root = %root.display(), %error, "could not read pull records; their images are new");
         }
-    }
-}
-
-/// Opens the audit log. If the log is disabled or read-only, its records can still be read.
-fn audit_log(state: &Path, settings: &Settings, is_read_only: bool) -> AuditLog {
-    let directory = state.join("decisions");
-    match settings.collection.decisions_max {
-        Some(bytes_max) if !is_read_only => AuditLog::new(&directory, bytes_max.get()),
-        _ => AuditLog::read_only(&directory),
     }
 }
 

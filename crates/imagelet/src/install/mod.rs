@@ -70,7 +70,7 @@ pub(crate) async fn run(
     };
     let host = gather(&request, &root, base_configuration, |file| {
         Ok(match read(file)?.images.backend {
-            Backend::Cri(runtime) => Some(runtime.endpoint),
+            Backend::Cri(runtime) => Some(runtime.endpoint.to_string()),
             Backend::Embedded(_) => None,
         })
     })?;

@@ -1,9 +1,16 @@
-//! The listening socket from a service manager (`sd_listen_fds(3)`).
+//! The daemon under systemd: the listening socket (`sd_listen_fds(3)`), and the reports of its state (`sd_notify(3)`).
+
+use std::time::Duration;
 
 use listenfd::ListenFd;
+use sd_notify::NotifyState;
 use tokio::net::UnixListener;
+use tokio_util::sync::CancellationToken;
 
-use crate::{config::variable, failure::Failure};
+use crate::{
+    config::{is_empty_variable, variable},
+    failure::Failure,
+};
 
 const NAMES: [&str; 3] = ["imagelet.socket", "imagelet", "cri"];
 
@@ -26,6 +33,39 @@ pub(super) fn taken_over() -> Result<Option<UnixListener>, Failure> {
 /// The index of imagelet's socket: the first socket with a name in `NAMES`, else the first socket.
 fn chosen(names: &str) -> usize {
     names.split(':').position(|name| NAMES.contains(&name)).unwrap_or(0)
+}
+
+pub(super) fn ready(status: &str) {
+    notify(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+pub(super) fn reloading() {
+    match NotifyState::monotonic_usec_now() {
+        Ok(now) => notify(&[NotifyState::Reloading, now, NotifyState::Status("reading the configuration")]),
+        Err(error) => tracing::warn!(%error, "could not read the monotonic clock"),
+    }
+}
+
+pub(super) fn stopping() {
+    notify(&[NotifyState::Stopping, NotifyState::Status("stopping")]);
+}
+
+/// Notifies systemd at half of its watchdog interval. If the work blocks its threads, it also blocks this task.
+pub(super) async fn watchdog(stop: CancellationToken) {
+    let Some(limit) = sd_notify::watchdog_enabled() else { return };
+    let mut clock = tokio::time::interval((limit / 2).max(Duration::from_millis(1)));
+    while stop.run_until_cancelled(clock.tick()).await.is_some() {
+        notify(&[NotifyState::Watchdog]);
+    }
+}
+
+fn notify(state: &[NotifyState<'_>]) {
+    if is_empty_variable("NOTIFY_SOCKET") {
+        return;
+    }
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "could not notify systemd");
+    }
 }
 
 #[cfg(test)]
