@@ -145,7 +145,6 @@ pub fn advice(class: ErrorClass) -> Option<&'static str> {
     })
 }
 
-/// Keeps line breaks and replaces all other control characters.
 fn lines(text: &str) -> String {
     text.lines().map(printable).collect::<Vec<_>>().join("\n  ")
 }

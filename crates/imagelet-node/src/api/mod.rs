@@ -16,7 +16,6 @@ macro_rules! api_documents {
 mod events;
 mod fields;
 mod overview;
-mod pods;
 mod steps;
 mod transport;
 mod types;
@@ -27,7 +26,6 @@ pub(crate) use fields::{at_most, milliseconds_of, since_epoch};
 pub use overview::{
     Disk, DiskRequest, DiskSample, ImagePage, OpenCircuits, PullsRequest, Queue, QueueRequest, RunningPulls,
 };
-pub use pods::{EventRow, PodEnsured, PodImageRequest, PodImageRow, PodRequest};
 pub use steps::{LayerSize, Step, Steps, no_steps, progress, silences, watcher};
 pub(crate) use transport::{BODY_BYTES_MAX, COMMANDS, Line, READ_WITHIN, VERSION, streamed};
 pub use types::*;

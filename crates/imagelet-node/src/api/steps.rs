@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::{
     events::{PullRetry, RemovedForPull},
     fields::milliseconds_of,
-    pods::PodImageRow,
+    types::PodImageRow,
 };
 
 /// A function that receives the progress of a command. The function must not block.
@@ -63,6 +63,7 @@ pub enum Step {
     #[serde(rename_all = "camelCase")]
     Resolved {
         manifest: String,
+        /// The layers in the order of the image's manifest.
         layers: Vec<LayerSize>,
     },
     /// A layer is being fetched. `received` counts its bytes so far.
@@ -77,6 +78,7 @@ pub enum Step {
     Removed(RemovedForPull),
     /// The next request to a host is delayed.
     Retry(PullRetry),
+    /// A warning for the user of the command.
     Warning { text: String },
     /// The pull waits for the answer of a host. `over`: the wait has ended.
     Waiting { host: String, over: bool },

@@ -25,9 +25,7 @@ use tower::ServiceExt as _;
 
 use super::places::Place;
 
-/// The first request of a connection must arrive within this time.
 pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
-/// How long a client may take to send the body of a request after the head.
 pub(super) const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// How long the answer to a GET over HTTP may take, and how long a client may then take to read the answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(30);

@@ -16,7 +16,6 @@ use crate::{
 const TILES_MAX: usize = 48;
 /// Gap between tiles, and the space around a label.
 const GAP: f64 = 2.0;
-/// Width of a letter, and height of a line.
 const LETTER: f64 = 7.6;
 const LINE: f64 = 16.0;
 const NAME_MIN: usize = 6;

@@ -75,7 +75,6 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
     page("Overview", &model.backend, &content)
 }
 
-/// The content of a section. Without an answer the content is empty, so that the section is hidden.
 fn known<T>(answer: Option<&T>, content: impl FnOnce(&T) -> Markup) -> Markup {
     answer.map_or_else(|| html! {}, content)
 }

@@ -45,7 +45,6 @@ fn worst_ratio(row: &[f64], side: f64) -> f64 {
     row.iter().map(|area| (thickness * thickness / area).max(area / (thickness * thickness))).fold(0.0, f64::max)
 }
 
-/// Lays a row along the short side of the free space, and returns the remaining space.
 fn lay_row(row: &[f64], free: Tile, laid: &mut Vec<Tile>) -> Tile {
     let is_column = free.width >= free.height;
     let turned = |tile: Tile| if is_column { tile } else { tile.transposed() };
