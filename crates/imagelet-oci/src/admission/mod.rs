@@ -124,7 +124,6 @@ fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
     u64::try_from(product.div_ceil(u128::from(divisor))).unwrap_or(u64::MAX)
 }
 
-/// The progress of a layer, in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerBytes {
     pub(crate) packed: u64,
@@ -199,7 +198,6 @@ impl Space {
         Amount { bytes, bytes_min: bytes, inodes, inodes_min: inodes }
     }
 
-    /// The free bytes above `bytes_floor` that no pull has reserved.
     pub(crate) fn usable(&self) -> u64 {
         self.free_bytes.saturating_sub(self.bytes_floor).saturating_sub(self.reserved.bytes)
     }

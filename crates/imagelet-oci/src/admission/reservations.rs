@@ -22,7 +22,6 @@ use crate::tenant::Tenant;
 
 /// The smallest number of bytes that a grant allows a pull to write.
 pub(super) const GRANT_MIN: u64 = 1 << 20;
-/// The interval at which a waiting thread checks whether its layer is cancelled.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 #[derive(Default)]
@@ -44,7 +43,6 @@ struct ReservedPull {
 }
 
 struct ReservedLayer {
-    /// The estimated space for the whole layer.
     amount: Amount,
     packed: u64,
     keeps_blob: bool,
@@ -86,7 +84,6 @@ pub(crate) struct RunningPull {
     pub(crate) step: Amount,
 }
 
-/// The reservations of all pulls except one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct OthersReserved {
     /// `rests` is the space that the pulls of the same tenant still need. `steps` is the sum of their next steps.
@@ -236,7 +233,6 @@ impl PullSpace {
         Self { meter: HoldMeter::new(Instant::now()), grant, wanted: Notify::new() }
     }
 
-    /// Whether it is too early to request more space.
     fn is_enough(&self) -> bool {
         self.meter.bytes() < self.grant.borrow().asks_at
     }
@@ -276,7 +272,6 @@ impl Reservation {
         self.number
     }
 
-    /// Waits until the pull requests more space.
     pub(crate) async fn asks(&self) {
         loop {
             self.space.wanted.notified().await;
@@ -293,7 +288,6 @@ impl Reservation {
         WrittenBytes { layer: layer.unwrap_or_default(), space }
     }
 
-    /// Releases the reserved space of a layer after the layer is unpacked.
     pub(crate) fn release(&self, layer: &Digest) {
         if let Some(layer) = self.layers.get(layer) {
             layer.is_over.store(true, Ordering::Relaxed);
@@ -342,7 +336,6 @@ impl WriteGate {
     }
 }
 
-/// Counts the bytes of a layer that a pull reads and writes.
 #[derive(Clone, Default)]
 pub(crate) struct WrittenBytes {
     layer: Arc<LayerProgress>,
@@ -363,7 +356,6 @@ impl WrittenBytes {
         self.layer.read.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Waits for the next grant of the pull if the current grant is used up.
     pub(crate) async fn space(&self) {
         if let Some(space) = &self.space {
             space.wait().await;

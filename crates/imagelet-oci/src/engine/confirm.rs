@@ -38,7 +38,6 @@ impl Engine {
         }
     }
 
-    /// The digest in a reference, or the digest of the present image with the reference's tag.
     fn digest_here(&self, target: &PullTarget) -> Option<Digest> {
         if let Some(digest) = target.reference.digest() {
             return Some(digest.clone());
@@ -123,7 +122,6 @@ impl Engine {
     }
 }
 
-/// The configuration of an image and the sizes of its layers.
 pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails>, RuntimeError> {
     let Some(((record, _), image)) = store.image(id).zip(store.listed_image(id)) else { return Ok(None) };
     let image = Arc::unwrap_or_clone(image);
@@ -146,7 +144,6 @@ pub(crate) fn details(store: &Store, id: &ImageId) -> Result<Option<ImageDetails
     Ok(Some(details))
 }
 
-/// The files of an artifact; empty if its manifest in the store is damaged.
 fn files_of(store: &Store, record: &ImageRecord, id: &ImageId) -> Vec<LayerDetails> {
     let bytes = store.image_file(id, "manifest.json").unwrap_or_default();
     if !Hash::matches(&record.pulled.digest, &bytes) {

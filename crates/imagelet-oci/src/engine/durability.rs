@@ -27,7 +27,6 @@ fn pause(produced: Duration, synced: Duration, previous: Duration) -> Duration {
 }
 
 impl Engine {
-    /// Starts a background sync. A concurrent call waits for this sync and finds nothing to do.
     pub(crate) fn sync_background_soon(&self) {
         if !self.store.is_unsettled() {
             return;

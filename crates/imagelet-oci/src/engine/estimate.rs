@@ -29,9 +29,7 @@ const BYTES_MAX: usize = 8 << 20;
 pub(super) struct PullTarget {
     pub(super) reference: Reference,
     pub(super) platform: Platform,
-    /// Whether the caller has named the platform; otherwise the platform is the node's.
     pub(super) is_platform_given: bool,
-    /// The credentials of the registry and of other hosts.
     pub(super) credentials: Vec<Credential>,
     pub(super) patience: Patience,
 }
@@ -65,7 +63,6 @@ impl CachedResolution {
 }
 
 impl Resolutions {
-    /// Caches a resolution. Drops an older resolution of the same key, and the oldest resolutions above the limits.
     pub(super) fn keep(&self, target: PullTarget, resolved: Resolved, now: Instant) {
         let mut kept = locked(&self.0);
         kept.retain(|old| old.target != target && now.saturating_duration_since(old.at) <= AGE_MAX);
@@ -105,7 +102,6 @@ impl Engine {
         resolved
     }
 
-    /// Resolves a reference and compares it with the store. The next pull reuses the resolution.
     pub(super) async fn estimated(&self, request: &PullRequest) -> Result<PullEstimate, RuntimeError> {
         let target = PullTarget::by(request)?;
         self.store.check_writable()?;

@@ -61,7 +61,6 @@ pub(crate) struct LayerCaller {
     pub(crate) tenant: Arc<Tenant>,
     pub(crate) repository: String,
     pub(crate) reference: String,
-    /// The layer's compressed bytes in the pull's own manifest.
     pub(crate) size: u64,
     pub(crate) hold: HoldPolicy,
     /// Bytes per second of the pull's own registry, if known.
@@ -85,7 +84,6 @@ impl LayerCaller {
         })
     }
 
-    /// Whether the pull should wait for a running fetch. Waits for another tenant's fetch only if `may_wait` is true.
     fn waits_for(&self, fetch: &LayerFetch, may_wait: bool, now: Instant) -> bool {
         let LayerFetch { caller: other, pace, .. } = fetch;
         if self.tenant == other.tenant && self.repository == other.repository {
@@ -113,12 +111,10 @@ pub(crate) struct FetchGuard<T> {
 }
 
 impl<T> FetchGuard<T> {
-    /// Whether another fetch of the layer has ended since this fetch began.
     pub(crate) fn is_late(&self) -> bool {
         locked(&self.slot.state).ended != self.ended
     }
 
-    /// From now on, other pulls share the staged layer.
     fn publish(self, staged: &Arc<T>) {
         locked(&self.slot.state).staged = Arc::downgrade(staged);
     }
@@ -135,12 +131,10 @@ impl<T> Drop for FetchGuard<T> {
 }
 
 impl<T> LayerSlot<T> {
-    /// The layer that another pull has staged, if any.
     fn staged(&self) -> Option<Arc<T>> {
         locked(&self.state).staged.upgrade()
     }
 
-    /// Waits until the number of ended fetches differs from `seen`.
     async fn ended_since(&self, seen: u64) {
         loop {
             // The future is created before the check, so that it receives every later notification.
@@ -152,7 +146,6 @@ impl<T> LayerSlot<T> {
         }
     }
 
-    /// The reference of the pull whose fetch the caller should wait for.
     fn awaited(&self, caller: &LayerCaller, may_wait: bool) -> Option<String> {
         let now = Instant::now();
         let state = locked(&self.state);
@@ -283,7 +276,6 @@ impl Engine {
         &self.confinement
     }
 
-    /// Fetches a layer, or shares another pull's layer. Returns `None` if the store has the layer.
     pub(crate) async fn fetch_layer(
         &self,
         job: LayerJob,

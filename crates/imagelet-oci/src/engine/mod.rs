@@ -227,7 +227,6 @@ impl Engine {
         Freed { bytes: ByteSize(amount.bytes), inodes: amount.inodes }
     }
 
-    /// The id of the image with this name or id. An absent image is an error.
     fn present(&self, image: &str) -> Result<ImageId, RuntimeError> {
         self.store.resolve(image)?.ok_or_else(|| {
             RuntimeError::new(RuntimeErrorKind::NotFound, format!("image `{image}` is not present"))
@@ -240,7 +239,6 @@ impl Engine {
         Ok(id.and_then(|id| self.store.listed_image(&id)))
     }
 
-    /// Extends `progress`: also records the progress of a pull for processes that wait for the store.
     fn marking_progress(&self, progress: Progress) -> Progress {
         let store = Arc::clone(&self.store);
         Arc::new(move |event| {
@@ -427,7 +425,6 @@ impl LocalStore for Engine {
     }
 }
 
-/// Opens the store. Waits for another process that changes the store, and calls `report` once with the reason.
 async fn open_store(config: &EngineConfig, report: &(dyn Fn(&str) + Send + Sync)) -> Result<Store, RuntimeError> {
     let (begun, wait_max, mut is_reported) = (Instant::now(), config.place.lock_wait, false);
     let mut wait = LockWait::new(wait_max, begun);

@@ -34,7 +34,6 @@ pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
     /// A view that was opened before the first byte of a layer was written.
     pub(super) view: Arc<SyncView>,
-    /// Whether the pull's unfinished content stays for a later pull; some errors end that.
     pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
     claim: SlotRequest,

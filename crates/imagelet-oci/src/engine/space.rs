@@ -56,14 +56,12 @@ enum SpaceFor {
 
 struct NoSpace {
     missing: Amount,
-    /// The space that is missing for the next step.
     now: Amount,
     demand: Demand,
     space: Space,
 }
 
 impl Engine {
-    /// Reserves space for the layers that no other pull fetches, until the returned guards are dropped.
     pub(super) async fn admit(
         &self,
         wanted: &[Wanted],

@@ -104,7 +104,6 @@ fn refused(reference: &Reference, place: &str, why: &str) -> RuntimeError {
 /// The keys of a requirement, or why it rejects every image. A requirement that accepts every image is omitted.
 type Loaded = Result<(PublicKeys, signature::Identity), String>;
 
-/// A rule of the signature policy: its place in the policy, and its requirements.
 type LoadedRule = (String, Vec<Loaded>);
 
 fn load(path: &Path, choose: impl FnOnce(&SignaturePolicy) -> Rule<'_>) -> Result<LoadedRule, RuntimeError> {

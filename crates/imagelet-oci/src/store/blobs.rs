@@ -38,7 +38,6 @@ use super::{
     unfinished::{PARTIAL_SUFFIX, PartialKey, ResumableBytes, partial_layer_modified, partial_layer_size},
 };
 
-/// Minimum bytes of a partial blob that is kept.
 pub(crate) const RESUME_MIN: u64 = 8 << 20;
 /// Written bytes between two measurements of the free space.
 const MEASURE_PERIOD: u64 = 16 << 20;
@@ -60,7 +59,6 @@ impl Store {
         self.index().blobs.keys().cloned().collect()
     }
 
-    /// Opens a kept blob; `None` if the blob is absent or has another size.
     pub(crate) fn open_blob(&self, digest: &Digest, size: u64) -> Option<KeptBytes> {
         self.has_blob(digest).then(|| KeptBytes::open(&self.blob_path(digest), size..=size))?
     }
@@ -79,7 +77,6 @@ impl Store {
         self.index().blobs.contains_key(digest)
     }
 
-    /// Removes a kept blob whose bytes do not match its digest.
     pub(crate) fn discard_blob(&self, digest: &Digest) {
         if self.index().blobs.remove(digest).is_none() {
             return;
@@ -95,7 +92,6 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
-    /// Removes a partial blob or layer. Keeps it if it has a writer, or if a pull other than `pull` counts on it.
     pub(crate) fn discard_partial(&self, key: &PartialKey, pull: u64) {
         let path = self.partial_path(key);
         let is_layer = path.is_dir();
@@ -191,7 +187,6 @@ impl Store {
         Ok(writer.is_wanted.then_some(writer))
     }
 
-    /// Removes the unused partial blobs and layers for which `is_removed` returns true. Returns the freed bytes.
     pub(crate) fn remove_partials(&self, is_removed: impl Fn(&Partial) -> bool) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
@@ -205,7 +200,6 @@ impl Store {
         Ok(freed)
     }
 
-    /// Removes the partial blobs that running pulls write only for a resumption. Returns the freed bytes.
     pub(crate) fn revoke_partials(&self) -> Result<u64, RuntimeError> {
         self.check_writable()?;
         let index = self.index();
@@ -248,13 +242,11 @@ pub(crate) struct Partial {
     pub(super) path: PathBuf,
     file_name: String,
     pub(super) size: u64,
-    /// Whether `path` is the folder of a partial layer; otherwise it is a file with the first bytes of a blob.
     is_layer: bool,
     pub(super) modified: SystemTime,
 }
 
 impl Partial {
-    /// Whether the partial content has a writer, or an admitted pull counts on it.
     pub(super) fn is_used(&self, index: &Index) -> bool {
         let unfinished = &index.unfinished;
         unfinished.written.contains_key(&self.file_name) || unfinished.continued.contains_key(&self.file_name)
@@ -268,7 +260,6 @@ impl Partial {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
-    /// Whether a start removes this content: it is expired, too short, of an earlier boot, or has an unknown name.
     pub(super) fn is_leftover(&self, age_max: Duration, store: &Store) -> bool {
         !self.file_name.ends_with(PARTIAL_SUFFIX)
             || self.size < RESUME_MIN
@@ -317,18 +308,15 @@ pub(crate) struct BlobWriter {
     length: u64,
     /// The length of the blob when the free space was last measured.
     measured: Option<u64>,
-    /// The number of bytes that the kernel has written to the disk or has started to write.
     written_back: u64,
     purpose: BlobPurpose,
     revoked: Arc<AtomicBool>,
     resumption: Resumption,
     is_wanted: bool,
-    /// The drop removes a partial blob that is shorter than this.
     length_min: u64,
 }
 
 impl BlobWriter {
-    /// Appends bytes. A failed write is an error if the blob has reserved space; otherwise it removes the blob's file.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let has_space = self.check_space();
         let Some(file) = &mut self.file else { return Ok(()) };
@@ -391,7 +379,6 @@ impl BlobWriter {
         self.length_min = 1;
     }
 
-    /// Whether [`Self::write`] still writes to the disk.
     pub(crate) fn is_wanted(&self) -> bool {
         self.is_wanted
     }
@@ -444,7 +431,6 @@ impl StagedBlob {
         self.0.is_wanted = false;
     }
 
-    /// Moves a durable blob to its place in `blobs/`, unless another commit has moved the same blob.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
         if index.blobs.contains_key(digest) {
@@ -480,7 +466,6 @@ impl KeptBytes {
 }
 
 impl Index {
-    /// The kept blobs that no image record lists with the blob's size.
     pub(super) fn unneeded_blobs(&self) -> Vec<Digest> {
         let damaged = self.damaged.values().filter_map(|image| image.record.as_ref());
         let layers = self.images.values().chain(damaged).flat_map(|image| &image.pulled.layers);

@@ -25,9 +25,7 @@ use super::{
 
 pub(crate) struct NewImage {
     pub record: ImageRecord,
-    /// The image's documents, `manifest.json`, `config.json` and `index.json`, as file name and bytes.
     pub files: Vec<(&'static str, DocumentBytes)>,
-    /// The names to assign to this image. A name of another image moves to this image.
     pub names: Vec<String>,
 }
 
@@ -140,7 +138,6 @@ impl Store {
         self.write_names(index, before).map_err(failed("names.json"))
     }
 
-    /// Moves `folder` to `home`. Moves an existing folder at `home` to the trash, and returns whether there was one.
     fn place(&self, folder: &Path, home: &Path) -> io::Result<bool> {
         let trashed = home.exists();
         if trashed {
@@ -152,7 +149,6 @@ impl Store {
         Ok(trashed)
     }
 
-    /// Undoes a failed commit: moves its layers and its image folder, which may not be durable, to the trash.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);
@@ -165,7 +161,6 @@ impl Store {
         }
     }
 
-    /// Writes the names. After an error, restores the previous names in the index and in the file.
     fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);
@@ -178,7 +173,6 @@ impl Store {
         })
     }
 
-    /// Adds names to an image. Returns `false` if the image is absent.
     pub(crate) fn add_names(&self, id: &ImageId, names: &[String]) -> Result<bool, RuntimeError> {
         self.change_names(|index| {
             if !index.images.contains_key(id) {

@@ -86,7 +86,6 @@ impl Index {
 }
 
 impl Store {
-    /// All images; the undamaged images come first.
     pub(crate) fn all_images(&self) -> Vec<StoredImage> {
         let index = self.index();
         let names = index.names_by_image();
@@ -113,7 +112,6 @@ impl Store {
         absent.filter(|layer| self.layer_folder(layer).exists()).cloned().collect()
     }
 
-    /// Marks a layer as damaged. The layer then counts as absent, and its images are hidden.
     pub(crate) fn mark_layer(&self, layer: &Digest, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         if !index.layers.contains_key(layer) {
@@ -142,7 +140,6 @@ impl Store {
 
 fn write_mark(folder: &Path, findings: &Findings) -> Result<(), RuntimeError> {
     match replace_file(&folder.join(MARK), &checksum::seal(findings)) {
-        // A missing folder needs no mark.
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         written => written.map_err(could_not("mark", folder)),
     }

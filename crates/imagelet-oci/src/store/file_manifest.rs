@@ -80,7 +80,6 @@ impl ContentProof {
         Ok(())
     }
 
-    /// Writes the digest to the file [`PROOF`], and returns the digest of that file.
     pub(crate) fn write(self, folder: &Path) -> io::Result<Digest> {
         let text = self.0.finish().to_string();
         fs::write(folder.join(PROOF), &text)?;
@@ -97,7 +96,6 @@ fn decode(bytes: &[u8]) -> Option<(Vec<u8>, FileRecord)> {
     rest.is_empty().then_some(record)
 }
 
-/// A file manifest on the disk. Memory has only the offset of the last record of each path.
 pub(crate) struct FileManifestReader {
     file: File,
     /// A secret seed for the hashes of paths, so that the manifest's author cannot make two paths collide.
@@ -116,7 +114,6 @@ struct Slot {
 }
 
 impl FileManifestReader {
-    /// Reads a manifest once, from start to end. Returns `InvalidData` if it is malformed or its digest differs.
     pub(crate) fn open(file: File, wanted: &Digest, mut go_on: impl FnMut() -> io::Result<()>) -> io::Result<Self> {
         let mut manifest = Self {
             file: file.try_clone()?,
@@ -168,7 +165,6 @@ impl FileManifestReader {
         Ok(())
     }
 
-    /// Marks a path as seen, and returns its entry in the manifest, or `None` if the manifest does not have the path.
     pub(crate) fn see(&mut self, path: &[u8]) -> io::Result<Option<FileEntry>> {
         let key = self.key(path);
         let Some(slot) = self.slots.get(&key).copied() else { return Ok(None) };

@@ -108,9 +108,7 @@ pub(crate) struct Store {
     mounting: Mutex<()>,
     in_background: bool,
     resume_for: Duration,
-    /// The boot id, if the kernel reports one.
     pub(crate) boot: Option<String>,
-    /// The lock of the store's owner; `None` if the store is open only for reading.
     lock: Option<Lock>,
 }
 
@@ -150,7 +148,6 @@ impl fmt::Debug for Store {
 }
 
 impl Store {
-    /// Opens a store. If it is opened for changes, also removes the leftovers of interrupted pulls and removals.
     pub(crate) fn open(root: &Path, options: StoreOptions) -> Result<Self, RuntimeError> {
         let StoreOptions { access, durability, resume_for } = options;
         let boot = boot_id();
@@ -262,7 +259,6 @@ impl Store {
         self.index().layers.get(diff_id).cloned()
     }
 
-    /// The free bytes and free inodes of the store's file system. The inodes are `None` if it has no inode table.
     pub(crate) fn free(&self) -> io::Result<(u64, Option<u64>)> {
         let disk = rustix::fs::statvfs(&self.root)?;
         // A file system without an inode table, such as btrfs, reports 0 inodes.
@@ -274,7 +270,6 @@ impl Store {
         self.layer_folder(diff_id).join(TREE)
     }
 
-    /// The directories of a layer that have no entry in its archive, as paths below the layer's root.
     pub(crate) fn implicit_directories(&self, diff_id: &Digest) -> io::Result<HashSet<Vec<u8>>> {
         record::read_implicit(&self.layer_folder(diff_id))
     }

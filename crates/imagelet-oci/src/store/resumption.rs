@@ -23,7 +23,6 @@ impl Resumption {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Forbids the resumption if the image is rejected, or if the disk is full.
     pub(crate) fn heed(&self, error: &RuntimeError) {
         use RuntimeErrorKind::{
             Corrupt, Defect, DiskFull, InvalidArgument, SignatureInvalid, Unacceptable, Unsupported,

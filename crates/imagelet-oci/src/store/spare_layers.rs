@@ -42,19 +42,16 @@ const SINK_AGE_MIN: Duration = Duration::from_mins(15);
 pub(crate) struct StagedLayer {
     store: Arc<Store>,
     pub(super) unpacked: Spare,
-    /// If the resumption is set and allowed, the drop keeps the layer as a spare.
     resumption: Option<Resumption>,
     pub(super) blob: Option<StagedBlob>,
     /// Whether a commit has moved the folder to `layers/`.
     pub(super) is_placed: AtomicBool,
     /// Whether a sink may be moving the tree.
     is_in_sink: bool,
-    /// Whether an import's tree has hard links to the layer's files.
     is_linked: AtomicBool,
 }
 
 impl StagedLayer {
-    /// Completes a staged layer. `tree` is the disk usage of the layer's files, if it is known.
     pub(crate) fn new(
         store: &Arc<Store>,
         staging: Staging,
@@ -156,7 +153,6 @@ impl StagedLayer {
         }
     }
 
-    /// Drops a layer whose tree a sink has taken, and removes the rest of its folder and its blob.
     pub(crate) fn taken(mut self) {
         self.resumption = None;
         if let Some(blob) = self.blob.take() {
@@ -198,7 +194,6 @@ fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError +
     move |error| storage_error(message, error)
 }
 
-/// The conditions for a spare that a pull can use.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpareWanted<'a> {
     pub(crate) diff_id: &'a Digest,
@@ -229,7 +224,6 @@ impl Store {
         Some(StagedLayer::of_spare(self, spare, Some(resumption.clone())))
     }
 
-    /// Keeps a whole layer as a spare, unless the store has the layer. Replaces an earlier spare of the layer.
     pub(super) fn add_spare(&self, spare: Spare) {
         let surplus = {
             let mut index = self.index();
@@ -244,7 +238,6 @@ impl Store {
         }
     }
 
-    /// Moves the spares beyond the age and size limits to the trash. Returns their bytes.
     pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
         let freed = self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
         Ok(freed + self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
@@ -264,7 +257,6 @@ impl Store {
         Ok(freed)
     }
 
-    /// The bytes of the whole layers in `tmp/`: spares, and the staged layers of running pulls.
     pub(crate) fn staged_bytes(&self) -> u64 {
         let Ok(folders) = fs::read_dir(self.root.join("tmp")) else { return 0 };
         let records =
@@ -272,7 +264,6 @@ impl Store {
         records.map(|record| record.disk_bytes).sum()
     }
 
-    /// At start, makes a folder in `tmp/` a spare if its layer is whole and of this boot. Returns whether it did so.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();
@@ -308,7 +299,6 @@ impl Index {
     }
 }
 
-/// The spares to remove: expired spares, and the oldest spares above `bytes_max` that have reached `SINK_AGE_MIN`.
 fn surplus(
     mut spares: Vec<(Digest, u64, SystemTime)>,
     age_max: Duration,

@@ -21,7 +21,6 @@ pub(super) const JOURNAL: &str = "journal";
 pub(super) const CONDITIONS: &str = "resume.json";
 pub(super) const PREVIOUS: &str = "previous";
 
-/// Marks a partial layer as being written, until the drop.
 #[derive(Debug)]
 pub(super) struct PartialLayerGuard {
     pub(super) store: Arc<Store>,
@@ -34,7 +33,6 @@ impl PartialLayerGuard {
         self.resumption.is_allowed() && fs::metadata(folder.join(JOURNAL)).is_ok_and(|journal| journal.len() > 0)
     }
 
-    /// Moves the complete layer from `ingest/` to `tmp/`.
     fn finish(&self, folder: &Path) -> io::Result<PathBuf> {
         for part in [JOURNAL, CONDITIONS, PREVIOUS] {
             remove_tree(&folder.join(part))?;
@@ -68,7 +66,6 @@ impl Staging {
         &self.path
     }
 
-    /// Moves the folder of a complete layer from `ingest/` to `tmp/`, so that it is no longer a partial layer.
     pub(super) fn into_complete(mut self) -> io::Result<Self> {
         if let Some(partial) = &self.partial {
             self.path = partial.finish(&self.path)?;
@@ -181,7 +178,6 @@ impl DocumentBytes {
 
 #[derive(Debug)]
 pub(crate) struct DocumentWriter {
-    /// The store that takes a large document; `None` keeps the document in memory.
     store: Option<Arc<Store>>,
     memory: BytesMut,
     staged: Option<StagedDocument>,

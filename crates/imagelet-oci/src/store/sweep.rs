@@ -62,7 +62,6 @@ impl Store {
         Ok(())
     }
 
-    /// Moves unneeded layers, blobs and image folders to the trash. Returns the first error.
     fn discard_unneeded(&self) -> Result<(), RuntimeError> {
         let mut index = self.index();
         for layer in index.unneeded_layers() {

@@ -27,7 +27,6 @@ use crate::{
 const PIECE: usize = 256 << 10;
 const CONFIG: &str = "config.json";
 
-/// An image with its documents, all verified.
 struct Source {
     id: ImageId,
     names: Vec<String>,
@@ -98,7 +97,6 @@ impl Engine {
         Ok(ExportedImage { id: source.id.clone(), digest: source.root.digest.clone(), bytes })
     }
 
-    /// Copies a layer's blob from the store. Returns `false` if the store does not have the blob.
     async fn copy_layer(&self, layer: &Descriptor, file: Option<BlobFile>, to: &Writer) -> Result<bool, RuntimeError> {
         let (store, Descriptor { digest, size, .. }) = (Arc::clone(&self.store), layer.clone());
         on_writer(to, move |writer| {
@@ -137,7 +135,6 @@ impl Engine {
     }
 }
 
-/// The archive's writer, which only one thread uses at a time.
 type Writer = Arc<Mutex<LayoutWriter>>;
 
 async fn on_writer<T: Send + 'static>(
@@ -161,7 +158,6 @@ impl Source {
         Ok(self.manifest.layers.iter().zip(config.diff_ids).map(|(layer, key)| (layer, file(layer, key))).collect())
     }
 
-    /// All files of the archive except the layers. The documents are in the order of their digests.
     fn files(&self, names: &[String]) -> Vec<(String, Bytes)> {
         let ImageDocument { media_type, digest, bytes } = &self.root;
         let root = Descriptor::new(media_type, digest.clone(), bytes.len() as u64);

@@ -120,7 +120,6 @@ impl Engine {
             Ok(found)
         });
         let found = found.await?;
-        // A name with a digest must have the digest of its image.
         let root = &found.first.digest;
         if let Some(wrong) = references.iter().find(|name| name.digest().is_some_and(|digest| digest != root)) {
             return Err(corrupt(format!("the image named `{wrong}` is `{root}`")));

@@ -42,7 +42,6 @@ const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG_TYPE: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER_TYPE: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// The files of an artifact: fetched, verified and not in the sink yet.
 pub(super) struct ArtifactFiles {
     fetches: LayerFetches,
     /// One entry for each key, even if the manifest repeats a key.
@@ -56,12 +55,10 @@ struct ArtifactFile {
     is_linked: bool,
 }
 
-/// An image that is made of an artifact, before its layer is known.
 struct ArtifactImage {
     target: PullTarget,
     artifact: Artifact,
     names: Vec<String>,
-    /// The labels of the image: the artifact's annotations, and the labels that identify the artifact.
     labels: BTreeMap<String, String>,
     size: u64,
 }
@@ -87,12 +84,10 @@ impl ArtifactImage {
         Ok(Self { target: target.clone(), artifact, names, labels, size })
     }
 
-    /// The image name with the digest of the artifact's manifest.
     fn proof(&self) -> String {
         self.target.reference.names_of(&self.artifact.manifest).1
     }
 
-    /// The image whose only layer is `diff_id`. Its documents depend only on the layer, the artifact and the platform.
     fn with_layer(&self, diff_id: Digest) -> ImportedImage {
         let PullTarget { reference, platform, .. } = &self.target;
         let config = document(
@@ -154,7 +149,6 @@ fn document(media_type: &str, content: &Value) -> ImageDocument {
 }
 
 impl EngineImporter {
-    /// Imports an artifact whose files have these keys, in the order of its manifest.
     pub(super) async fn import_artifact(
         &self,
         target: &PullTarget,
@@ -210,14 +204,12 @@ impl EngineImporter {
         let (fetches, files) = scarce::retried(stage).await?;
         let checked = engine.check_artifact(&resolved.manifest, &files).await;
         checked.inspect_err(|error| fetches.resumption.heed(error))?;
-        // Entries with the same blob and name were fetched once.
         let files: BTreeMap<Digest, Arc<StagedLayer>> =
             files.into_iter().map(|file| (file.record().diff_id.clone(), file)).collect();
         let file = |layer: Arc<StagedLayer>| ArtifactFile { is_linked: layer.may_link(), layer };
         Ok(ArtifactFiles { fetches, files: files.into_values().map(file).collect() })
     }
 
-    /// Passes the tree of an artifact to the sink. Returns the views that receive the write errors of the files.
     pub(super) async fn bring_artifact(
         &self,
         described: &Described,
@@ -286,16 +278,13 @@ fn linked_tree(
     StagedLayer::new(store, staging, &blob, (record, None), view)
 }
 
-/// Puts the files of one blob into a tree.
 struct FileLinks {
-    /// Whether the tree gets links to the staged files; otherwise it gets copies.
     is_linked: bool,
     /// The last copy of a file with several names, by inode.
     copies: HashMap<u64, PathBuf>,
 }
 
 impl FileLinks {
-    /// Links or copies all files below `from` to the same paths below `to`, and adds new folders to `folders`.
     fn link_all(&mut self, from: &Path, to: &Path, folders: &mut BTreeSet<PathBuf>) -> io::Result<()> {
         let mut waiting = vec![PathBuf::new()];
         while let Some(folder) = waiting.pop() {

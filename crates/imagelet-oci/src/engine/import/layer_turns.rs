@@ -27,7 +27,6 @@ pub(crate) struct LayerTurns {
 
 type UnsyncedViews = HashMap<Digest, Vec<(Arc<()>, Arc<SyncView>)>>;
 
-/// The layers that an import has passed to the sink and has not synced. The drop removes them from the list.
 pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,
     import: Arc<()>,
@@ -47,7 +46,6 @@ impl LayerTurns {
         }
     }
 
-    /// The views of a layer that the sink has and that the layer's imports have not synced yet.
     pub(crate) fn views(&self, chain: &Digest) -> Vec<Arc<SyncView>> {
         locked(&self.unsynced).get(chain).into_iter().flatten().map(|(_, view)| Arc::clone(view)).collect()
     }
@@ -58,7 +56,6 @@ impl LayerTurns {
 }
 
 impl UnsyncedLayers<'_> {
-    /// Adds a layer that the sink has, and whose files `view` will sync.
     pub(crate) fn add(&self, chain: &Digest, view: &Arc<SyncView>) {
         let mut unsynced = locked(&self.turns.unsynced);
         unsynced.entry(chain.clone()).or_default().push((Arc::clone(&self.import), Arc::clone(view)));

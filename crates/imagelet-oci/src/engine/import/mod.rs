@@ -90,7 +90,6 @@ struct Attempt<'a> {
     progress: &'a Progress,
     fetches: &'a LayerFetches,
     window: Semaphore,
-    /// For each layer, whether the sink has it.
     taken: watch::Sender<Vec<bool>>,
     unsynced: &'a UnsyncedLayers<'a>,
 }
@@ -226,7 +225,6 @@ impl EngineImporter {
         imported
     }
 
-    /// Passes the missing layers to the sink. Returns the views that receive the write errors of all layers.
     async fn bring(
         &self,
         described: &Described,
@@ -318,7 +316,6 @@ impl Attempt<'_> {
         Ok(vec![view])
     }
 
-    /// Reports a layer that another import has added. Returns the views of its files.
     fn is_present(&self, index: usize) -> Vec<Arc<SyncView>> {
         report_present(self.progress, &self.described.image.layers[index].digest);
         self.taken.send_modify(|taken| taken[..=index].fill(true));

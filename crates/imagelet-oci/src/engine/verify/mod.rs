@@ -133,7 +133,6 @@ fn stopped(what: &str, error: io::Error) -> RuntimeError {
     storage_error(format!("could not check `{what}`"), error)
 }
 
-/// Returns the function that reports the progress of all checks, and that cancels them.
 fn watch(total: u64, progress: VerifyProgress, cancelled: Arc<AtomicBool>) -> Arc<Watch> {
     let (read, reported) = (AtomicU64::new(0), Mutex::new(0));
     Arc::new(move |more| {

@@ -18,7 +18,6 @@ use crate::{
 };
 
 impl Engine {
-    /// Fetches only the damaged layers and documents of an image. Does nothing if the image is no longer damaged.
     pub(in crate::engine) async fn repaired(
         &self,
         id: &ImageId,

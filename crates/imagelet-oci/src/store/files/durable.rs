@@ -11,7 +11,6 @@ use std::{
     },
 };
 
-/// Replaces a whole file, durably.
 pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> io::Result<()> {
     durable::replace_file(path, &path.with_extension("new"), "file", bytes)
 }
@@ -43,7 +42,6 @@ impl SyncView {
         synced.inspect_err(|_| self.failed.store(true, Ordering::Release))
     }
 
-    /// Syncs each view once, even if the view occurs several times.
     pub(crate) fn sync_all<'a>(views: impl IntoIterator<Item = &'a Arc<Self>>) -> io::Result<()> {
         let mut done: Vec<&Arc<Self>> = Vec::new();
         for view in views {
@@ -56,7 +54,6 @@ impl SyncView {
     }
 }
 
-/// Removes a folder or file; succeeds if it is missing.
 pub(crate) fn remove_tree(path: &Path) -> io::Result<()> {
     match fs::remove_dir_all(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),

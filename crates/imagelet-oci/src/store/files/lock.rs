@@ -39,7 +39,6 @@ impl Lock {
         Ok(Self(file))
     }
 
-    /// Records that a pull received bytes. Processes that wait for the store then continue to wait.
     pub(crate) fn record_progress(&self) {
         // If this fails, the waiting processes only give up earlier.
         let _ = self.0.set_modified(SystemTime::now());
@@ -99,7 +98,6 @@ impl LockWait {
         Self { wait_max, begun: now, progress: None }
     }
 
-    /// The remaining time of the wait; zero when the wait has ended. Progress of the owner restarts the wait.
     pub(crate) fn left(&mut self, progress: Option<SystemTime>, now: Instant) -> Duration {
         if let Some(progress) = progress
             && self.progress.replace(progress).is_some_and(|before| before != progress)

@@ -39,7 +39,6 @@ pub(crate) struct Place {
 }
 
 impl Place {
-    /// Finds the folder at a path. If the folder is missing, creates it if `make` is true, or returns `None`.
     pub(crate) fn find(path: &Path, make: bool) -> Result<Option<Self>, RuntimeError> {
         let user = rustix::process::geteuid().as_raw();
         let Some(path) = walk(path, user, make)? else { return Ok(None) };
@@ -71,7 +70,6 @@ impl Place {
     }
 }
 
-/// Creates a folder with mode 0700, unless the path exists.
 fn make_private(path: &Path) -> io::Result<()> {
     match DirBuilder::new().mode(0o700).create(path) {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
@@ -79,7 +77,6 @@ fn make_private(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Resolves all links in the path of the store. Returns `None` if the path is missing and `make` is false.
 fn walk(store: &Path, user: u32, make: bool) -> Result<Option<PathBuf>, RuntimeError> {
     let failed = could_not("open the store", store);
     let path = std::path::absolute(store).map_err(&failed)?;

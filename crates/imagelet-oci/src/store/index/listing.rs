@@ -66,7 +66,6 @@ impl Store {
         })
     }
 
-    /// The layer graph of all images. The parts of the images in `in_use`, such as mounted images, are held.
     pub(crate) fn graph(&self, in_use: &BTreeSet<ImageId>) -> LayerGraph {
         let index = self.index();
         let mut graph = LayerGraph { certainty: Certainty::Exact, ..LayerGraph::default() };
@@ -80,7 +79,6 @@ impl Store {
                         id: key.to_string().into(),
                         bytes: ByteSize(usage.bytes),
                         inodes: Some(usage.inodes),
-                        // A layer that a running pull leases is held.
                         held: matches!(key, PartKey::Layer(layer) if index.unfinished.leases.contains_key(layer)),
                         folder: None,
                     });
@@ -120,7 +118,6 @@ impl Index {
         self.images.iter().map(image).collect()
     }
 
-    /// The present parts of an image, without duplicates.
     pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
         let mut parts = Vec::with_capacity(record.pulled.layers.len() + 1);
         parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated });

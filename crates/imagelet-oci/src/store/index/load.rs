@@ -46,7 +46,6 @@ pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
 
 pub(crate) fn read_whole(file: File) -> io::Result<Vec<u8>> {
     let length = file.metadata()?.len().min(FILE_SIZE_MAX);
-    // With room for one more byte, the read at the end of the file does not grow the buffer.
     let mut bytes = Vec::with_capacity(usize::try_from(length + 1).unwrap_or_default());
     file.take(FILE_SIZE_MAX).read_to_end(&mut bytes)?;
     Ok(bytes)
@@ -125,7 +124,6 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
     found
 }
 
-/// The file that marks a damaged folder. It contains the findings.
 pub(crate) const MARK: &str = "damaged";
 
 /// The findings in the mark on a folder; `None` if the folder has no mark. An unreadable mark counts as a mark.

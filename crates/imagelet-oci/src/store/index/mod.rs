@@ -36,7 +36,6 @@ pub(crate) struct Index {
     pub(crate) layers: HashMap<Digest, LayerRecord>,
     /// The number of times that the names were written. Of two names files, the one with the higher number is newer.
     generation: u64,
-    /// Whether the newest names on the disk are valid only for this boot.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
     /// Damaged images that have a name. `names` has their names, too.
@@ -48,7 +47,6 @@ pub(crate) struct Index {
     list: Option<Listing>,
 }
 
-/// The content that running pulls need, and the content that earlier pulls have left.
 #[derive(Default)]
 pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
@@ -57,7 +55,6 @@ pub(crate) struct Unfinished {
     /// The number of the admitted pull that counts on a partial blob or layer, by file name.
     pub(crate) continued: HashMap<String, u64>,
     pub(crate) spares: HashMap<Digest, Spare>,
-    /// The views that receive the write errors of partial layers, by file name.
     pub(crate) partial_views: HashMap<String, Arc<SyncView>>,
 }
 
@@ -107,9 +104,7 @@ struct NamesFile {
 pub(crate) const NAMES_UNSETTLED: &str = "names.unsettled.json";
 const NAMES_VERSION: u32 = 1;
 
-/// The block size of file systems that report none.
 const BLOCK_USUAL: u64 = 4096;
-/// Maximum number of reads of a store while another process changes it.
 const READS_MAX: usize = 8;
 
 #[derive(Default)]
@@ -217,7 +212,6 @@ impl Index {
         Ok(index)
     }
 
-    /// The bytes of the next `names.json`; if `boot` is set, of the next `names.unsettled.json`.
     pub(crate) fn names_file(&mut self, boot: Option<&str>) -> Vec<u8> {
         self.generation += 1;
         checksum::seal(&NamesFile {
@@ -236,7 +230,6 @@ impl Index {
         self.layers.values().filter(|layer| layer.unsettled.is_some()).cloned().collect()
     }
 
-    /// Drops the layers that are not durable, and the images that need them. Returns the dropped layers.
     pub(crate) fn drop_unsettled(&mut self) -> Vec<LayerRecord> {
         let layers = self.unsettled_layers();
         for layer in &layers {
@@ -263,7 +256,6 @@ impl Index {
         self.names.iter().filter(|(_, named)| *named == id).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Finds an undamaged image by a name, an id, or the beginning of an id. A damaged image must be pulled again.
     pub(crate) fn resolve(&self, text: &str) -> Result<Option<ImageId>, RuntimeError> {
         let refused = |message: String| RuntimeError::new(RuntimeErrorKind::InvalidArgument, message);
         look_up(text, &NamedImages { names: &self.names, images: &self.images }).map_err(|error| match error {
@@ -296,7 +288,6 @@ impl Index {
         ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
     }
 
-    /// Whether `file`, the content of a names file, has the names of this process. The file's other fields may differ.
     pub(crate) fn is_written_in(&self, file: &[u8]) -> bool {
         // Until the background sync, the file has the previous durable names.
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
@@ -376,7 +367,6 @@ fn load_names(
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
-/// The unsynced names, if they are of this boot and newer than `generation`. A damaged file counts as missing.
 fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;

@@ -15,7 +15,6 @@ use crate::manifest::Descriptor;
 use crate::store::Store;
 
 impl Store {
-    /// Whether an image is present and has a name in a repository, `HOST/PATH`.
     pub(crate) fn is_named_in(&self, id: &ImageId, repository: &str) -> bool {
         let index = self.index();
         index.images.contains_key(id) && index.images_of(repository).any(|named| named == id)
@@ -25,7 +24,6 @@ impl Store {
         self.index().has_layer_of(repository, layer)
     }
 
-    /// Those of `blobs` whose unpacked layer is present, according to the image records.
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
         let index = self.index();
         let entries = index.images.values().flat_map(|image| &image.pulled.layers);

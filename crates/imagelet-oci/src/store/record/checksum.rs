@@ -37,7 +37,6 @@ fn is_broken(bytes: &[u8]) -> bool {
     }
 }
 
-/// Reads a record. A wrong checksum and a parse error are both `InvalidData`.
 pub(crate) fn open<T: DeserializeOwned>(bytes: &[u8]) -> io::Result<T> {
     if is_broken(bytes) {
         return Err(io::Error::new(io::ErrorKind::InvalidData, "it is not what was written: its check does not hold"));

@@ -11,7 +11,6 @@ use crate::{
 };
 
 impl DiskUsage {
-    /// This usage plus one file of `size` bytes, in blocks of the folder's file system.
     pub(crate) fn with_file(self, folder: &Path, size: usize) -> io::Result<Self> {
         let bytes = self.bytes + in_blocks(size as u64, block_size(folder)?);
         Ok(Self { bytes, inodes: self.inodes + 1 })

@@ -29,10 +29,8 @@ pub(crate) struct ImageRecord {
     pub pulled: PulledManifest,
     /// Bytes of the manifest and the configuration.
     pub metadata_size: u64,
-    /// The user in the configuration; empty if unset.
     #[serde(default)]
     pub user: String,
-    /// Disk usage of the image's folder, including this record.
     #[serde(default)]
     pub allocated: DiskUsage,
     /// The image's first names, to rebuild a lost `names.json`.
@@ -62,7 +60,6 @@ impl From<LayerEnd> for bool {
     }
 }
 
-/// The content of `layers/HEX/layer.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerRecord {
     pub diff_id: Digest,
@@ -86,7 +83,6 @@ pub(crate) struct LayerRecord {
 }
 
 impl LayerRecord {
-    /// Adds the disk usage of the layer's folder. `tree` is the disk usage of the layer's files, if it is known.
     pub(super) fn measured(self, folder: &Path, tree: Option<DiskUsage>) -> io::Result<Self> {
         let tree = tree.map(|usage| (TREE, usage));
         let allocated = usage_with(folder, tree, &Self { allocated: DiskUsage::MAX, ..self.clone() })?;
@@ -115,7 +111,6 @@ impl ImageRecord {
         self.pulled.artifact.as_ref().map_or(&self.id, |artifact| &artifact.config)
     }
 
-    /// The file names of the image's documents, with the digests of the documents.
     pub(crate) fn documents(&self) -> impl Iterator<Item = (&'static str, &Digest)> {
         let index = self.index.as_ref().map(|index| ("index.json", index));
         [("manifest.json", &self.pulled.digest), ("config.json", self.config())].into_iter().chain(index)
@@ -126,7 +121,6 @@ impl ImageRecord {
     }
 }
 
-/// The folder of a layer's files, in the layer's folder.
 pub(crate) const TREE: &str = "fs";
 
 /// The disk usage of a folder, including a record that is not yet written into it.
@@ -136,7 +130,6 @@ fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Ser
 
 pub(super) const SPARE_RECORD: &str = "spare.json";
 
-/// The content of `spare.json`, which is beside the `layer.json` of a spare layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SpareRecord {
     /// Only this boot may use the layer, because the layer is not synced.

@@ -45,7 +45,6 @@ pub(crate) struct Checkpoint {
     pub(crate) format: StreamFormat,
 }
 
-/// A record of the archive's next bytes.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum JournalRecord {
     Bytes(Vec<u8>),
@@ -56,7 +55,6 @@ pub(crate) enum JournalRecord {
     },
 }
 
-/// A piece of the archive that the unpacker has consumed.
 #[derive(Clone, Copy)]
 enum Piece<'a> {
     Bytes(&'a [u8]),
@@ -84,7 +82,6 @@ impl Piece<'_> {
 
 /// Appends to a journal. A failed write ends the journal, not the pull.
 pub(crate) struct JournalWriter {
-    /// The journal's file; `None` after a failed write, because no later attempt can then continue the layer.
     file: Option<File>,
     attempt: u32,
     /// The offset of this attempt's first chunk, until that chunk is written. The write truncates the journal to it.
@@ -232,10 +229,8 @@ fn encode_chunk(
     Ok(chunk)
 }
 
-/// The head of a chunk, without the length of its payload.
 struct Head {
     attempt: u32,
-    /// The position in the uncompressed archive at the end of the chunk.
     plain: u64,
     checkpoint: Option<Checkpoint>,
     payload: usize,
@@ -261,14 +256,11 @@ impl Head {
 pub(super) struct JournalSummary {
     /// The last checkpoint at which the stream can be continued, and the length of the journal up to it.
     pub(super) last: Option<(Checkpoint, u64)>,
-    /// The attempt that wrote the last chunk.
     pub(super) attempt: u32,
-    /// The bytes of the archive that the journal covers.
     pub(super) plain: u64,
 }
 
 impl JournalSummary {
-    /// Reads the heads of all whole chunks.
     pub(super) fn of(file: &File) -> io::Result<Self> {
         let (length, mut at) = (file.metadata()?.len(), 0);
         let (mut summary, mut newest) = (Self::default(), None);

@@ -36,12 +36,10 @@ use crate::store::{
     staging::{CONDITIONS, JOURNAL, PREVIOUS, PartialLayerGuard, Staging},
 };
 
-/// The conditions under which an attempt may continue the layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ResumeConditions {
     boot: String,
     end: LayerEnd,
-    /// The number of attempts that have continued the layer.
     attempt: u32,
 }
 
@@ -52,10 +50,8 @@ pub(crate) struct PartialLayer {
     pub(crate) resumed: Option<ResumedLayer>,
 }
 
-/// The part of a layer that an earlier pull has left.
 pub(crate) struct ResumedLayer {
     pub(crate) journal: JournalReader,
-    /// The folder of the earlier pull's files.
     pub(crate) previous: Arc<OwnedFd>,
     pub(crate) checkpoint: Checkpoint,
 }
@@ -126,7 +122,6 @@ impl Store {
         Ok(Some(PartialLayer { staging: Staging::of_partial_layer(folder, guard), journal, resumed }))
     }
 
-    /// The bytes of a partial blob or layer that a pull need not fetch again; zero while another pull writes it.
     pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> ResumableBytes {
         let path = self.partial_path(key);
         if self.is_written(key) {
@@ -151,7 +146,6 @@ impl Store {
     }
 }
 
-/// The approximate bytes of a partial layer's files.
 pub(in crate::store) fn partial_layer_size(folder: &Path) -> u64 {
     summary(folder).map_or(0, |summary| summary.plain)
 }

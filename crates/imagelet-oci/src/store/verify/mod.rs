@@ -91,7 +91,6 @@ impl Store {
         Ok(findings)
     }
 
-    /// Compares `names.json` with its checksum and with the index in memory.
     pub(crate) fn check_names(&self) -> Findings {
         let index = self.index();
         let mut findings = Findings::default();
@@ -155,7 +154,6 @@ fn check_side_file(
     Ok(0)
 }
 
-/// Opens a file and drops its page cache, so that reads reach the disk.
 fn open_cold(path: &Path) -> io::Result<File> {
     open_regular(path).inspect(forget_cached)
 }

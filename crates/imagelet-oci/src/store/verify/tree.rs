@@ -28,7 +28,6 @@ use crate::{
 const FILE: OFlags = OFlags::RDONLY.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC).union(OFlags::NONBLOCK);
 const ESCAPED: &AsciiSet = &CONTROLS.add(b'%');
 
-/// Compares the tree at `root` with its manifest. An error means a failed check; damage is in `check`.
 pub(super) fn check(
     root: &Path,
     list: &mut FileManifestReader,
@@ -66,7 +65,6 @@ struct TreeCheck<'a> {
 }
 
 impl TreeCheck<'_> {
-    /// Compares the entry `name`. Returns whether the entry is a directory to visit.
     fn entry(&mut self, parent: BorrowedFd<'_>, name: &[u8], path: &[u8]) -> io::Result<bool> {
         (self.watch)(0)?;
         self.check.files += 1;
@@ -166,7 +164,6 @@ impl TreeCheck<'_> {
         Ok(FileEntryKind::Sparse { size: length, content, ranges })
     }
 
-    /// Whether a file has only zeros from `at` to `end`. Reads only allocated blocks.
     fn is_zero(&mut self, file: &File, mut at: u64, end: u64) -> io::Result<bool> {
         while at < end {
             let start = match rustix::fs::seek(file, SeekFrom::Data(at)) {
