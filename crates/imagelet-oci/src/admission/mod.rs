@@ -127,7 +127,6 @@ fn scaled(value: u64, factor: u64, divisor: u64) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct LayerBytes {
     pub(crate) packed: u64,
-    /// Compressed bytes that the unpacker has read.
     pub(crate) read: u64,
     pub(crate) written: u64,
     pub(crate) keeps_blob: bool,
@@ -138,7 +137,6 @@ impl LayerBytes {
         self.packed.saturating_sub(self.read)
     }
 
-    /// The bytes of the layer's blob that are not written yet, or 0 if the blob is not kept.
     pub(crate) fn blob(self) -> u64 {
         if self.keeps_blob { self.unread() } else { 0 }
     }
@@ -171,6 +169,15 @@ pub(crate) struct Demand {
     pub(crate) blobs: u64,
 }
 
+impl Demand {
+    /// The demand of layers that need `amount` in all.
+    pub(crate) fn of(layers: impl Iterator<Item = LayerBytes> + Clone, amount: Amount) -> Self {
+        let sum = |of: fn(LayerBytes) -> u64| layers.clone().map(of).fold(0, u64::saturating_add);
+        let (compressed, blobs) = (sum(LayerBytes::unread), sum(LayerBytes::blob));
+        Self { layers: layers.count(), compressed, amount, is_measured: false, blobs }
+    }
+}
+
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Space {
     pub(crate) free_bytes: u64,
@@ -179,13 +186,11 @@ pub(crate) struct Space {
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
-    /// The part of `reserved` that pulls of other tenants hold.
     pub(crate) others: Amount,
     pub(crate) pulls: usize,
 }
 
 impl Space {
-    /// A space without reservations. Each pair has the free amount, and the amount that must stay free.
     pub(crate) fn new((free_bytes, bytes_floor): (u64, u64), (free_inodes, inodes_floor): (Option<u64>, u64)) -> Self {
         let (reserved, others) = (Amount::default(), Amount::default());
         Self { free_bytes, free_inodes, bytes_floor, inodes_floor, reserved, others, pulls: 0 }

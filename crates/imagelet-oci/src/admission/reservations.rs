@@ -13,7 +13,7 @@ use std::{
 use imagelet_core::{hold::HoldMeter, image::Digest, lock::locked};
 use tokio::{
     runtime::Handle,
-    sync::{Notify, futures::Notified, watch},
+    sync::{Notify, watch},
     time::{Instant, timeout},
 };
 
@@ -27,7 +27,7 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 #[derive(Default)]
 pub(crate) struct Reservations {
     table: Mutex<ReservationTable>,
-    returned: Notify,
+    pub(crate) returned: Notify,
 }
 
 #[derive(Default)]
@@ -44,8 +44,8 @@ struct ReservedPull {
 
 struct ReservedLayer {
     amount: Amount,
-    packed: u64,
-    keeps_blob: bool,
+    /// The layer's bytes at the start of the pull.
+    start: LayerBytes,
     progress: Arc<LayerProgress>,
 }
 
@@ -79,7 +79,6 @@ struct PullRest<'a> {
 
 pub(crate) struct RunningPull {
     pub(crate) tenant: Arc<Tenant>,
-    /// The space for the layers that are not unpacked yet. `compressed` counts only their unread bytes.
     pub(crate) demand: Demand,
     pub(crate) step: Amount,
 }
@@ -109,10 +108,6 @@ impl Reservations {
     /// Locks the reservations, so that no other pull reserves space until the lock is dropped.
     pub(crate) fn open(self: &Arc<Self>) -> OpenReservations<'_> {
         OpenReservations { reservations: self, table: locked(&self.table) }
-    }
-
-    pub(crate) fn returned(&self) -> Notified<'_> {
-        self.returned.notified()
     }
 }
 
@@ -166,15 +161,10 @@ impl OpenReservations<'_> {
 
     pub(crate) fn running(&self, number: u64) -> Option<RunningPull> {
         let PullRest { pull, rest, step, .. } = self.table.rests().into_iter().find(|of| of.number == number)?;
-        let layers = || pull.layers.values().filter(|layer| !layer.progress.is_over.load(Ordering::Relaxed));
-        let sum = |of: fn(LayerBytes) -> u64| layers().map(|layer| of(layer.bytes())).fold(0, u64::saturating_add);
-        let demand = Demand {
-            layers: layers().count(),
-            compressed: sum(LayerBytes::unread),
-            amount: rest,
-            is_measured: pull.layers.values().any(|layer| layer.bytes().is_measured()),
-            blobs: sum(LayerBytes::blob),
-        };
+        let layers = pull.layers.values();
+        let is_measured = layers.clone().any(|layer| layer.bytes().is_measured());
+        let running = layers.filter(|layer| !layer.progress.is_over.load(Ordering::Relaxed)).map(ReservedLayer::bytes);
+        let demand = Demand { is_measured, ..Demand::of(running, rest) };
         Some(RunningPull { tenant: Arc::clone(&pull.tenant), demand, step })
     }
 
@@ -186,10 +176,9 @@ impl OpenReservations<'_> {
         granted: u64,
     ) -> Reservation {
         let number = self.table.next;
-        let layer = |(digest, bytes, amount): (Digest, LayerBytes, Amount)| {
-            let (read, written) = (bytes.read.into(), bytes.written.into());
-            let progress = Arc::new(LayerProgress { read, written, is_over: AtomicBool::new(false) });
-            (digest, ReservedLayer { amount, packed: bytes.packed, keeps_blob: bytes.keeps_blob, progress })
+        let layer = |(digest, start, amount): (Digest, LayerBytes, Amount)| {
+            let (read, written, is_over) = (start.read.into(), start.written.into(), AtomicBool::new(false));
+            (digest, ReservedLayer { amount, start, progress: Arc::new(LayerProgress { read, written, is_over }) })
         };
         let layers: HashMap<_, _> = layers.into_iter().map(layer).collect();
         let space = Arc::new(PullSpace::new(granted));
@@ -211,7 +200,7 @@ impl OpenReservations<'_> {
 impl ReservedLayer {
     fn bytes(&self) -> LayerBytes {
         let [read, written] = [&self.progress.read, &self.progress.written].map(|of| of.load(Ordering::Relaxed));
-        LayerBytes { packed: self.packed, read, written, keeps_blob: self.keeps_blob }
+        LayerBytes { read, written, ..self.start }
     }
 
     fn rest(&self) -> Amount {
@@ -262,16 +251,12 @@ impl PullSpace {
 #[must_use = "dropping a reservation gives it back"]
 pub(crate) struct Reservation {
     reservations: Arc<Reservations>,
-    number: u64,
+    pub(crate) number: u64,
     space: Arc<PullSpace>,
     layers: HashMap<Digest, Arc<LayerProgress>>,
 }
 
 impl Reservation {
-    pub(crate) fn number(&self) -> u64 {
-        self.number
-    }
-
     pub(crate) async fn asks(&self) {
         loop {
             self.space.wanted.notified().await;
@@ -339,7 +324,6 @@ impl WriteGate {
 #[derive(Clone, Default)]
 pub(crate) struct WrittenBytes {
     layer: Arc<LayerProgress>,
-    /// The grant of the pull. `None` if no space is reserved for the layer, so that its writes do not wait.
     space: Option<Arc<PullSpace>>,
 }
 
@@ -362,7 +346,6 @@ impl WrittenBytes {
         }
     }
 
-    /// Sets the counts of a layer that continues from a partial state: `read` bytes of its blob, `written` unpacked.
     pub(crate) fn restart(&self, read: u64, written: u64) {
         self.layer.written.store(written, Ordering::Relaxed);
         self.layer.read.store(read, Ordering::Relaxed);
@@ -488,7 +471,7 @@ mod tests {
             (layer(name), LayerBytes { packed: 100, read: 40, written: 0, keeps_blob }, amount(300))
         });
         let pull = reservations.open().reserve(tenant(""), layers, u64::MAX);
-        let running = reservations.open().running(pull.number()).expect("it runs").demand;
+        let running = reservations.open().running(pull.number).expect("it runs").demand;
         assert_eq!((running.compressed, running.blobs), (120, 60));
     }
 
@@ -510,9 +493,9 @@ mod tests {
         bytes.read(3 * MIB);
         let mut stopped = Box::pin(bytes.space());
         assert!(stopped.as_mut().now_or_never().is_none(), "all is written");
-        reservations.open().grant(pull.number(), 8 * MIB);
+        reservations.open().grant(pull.number, 8 * MIB);
         stopped.await;
-        let running = reservations.open().running(pull.number()).expect("it runs").demand;
+        let running = reservations.open().running(pull.number).expect("it runs").demand;
         assert_eq!((running.layers, running.compressed, running.amount.bytes), (1, 4 * MIB, 4 * MIB * 8 / 5));
         bytes.add(9 * MIB);
         let mut stopped = Box::pin(bytes.space());
@@ -526,11 +509,11 @@ mod tests {
     async fn a_waiting_pull_is_woken_by_a_drop_and_by_a_layer_that_is_there() {
         let reservations: Arc<Reservations> = Arc::default();
         let pull = reserve(&reservations, &[("a", 1)]);
-        let mut waits = Box::pin(reservations.returned());
+        let mut waits = Box::pin(reservations.returned.notified());
         waits.as_mut().enable();
         pull.release(&layer("a"));
         waits.await;
-        let mut waits = Box::pin(reservations.returned());
+        let mut waits = Box::pin(reservations.returned.notified());
         waits.as_mut().enable();
         drop(pull);
         waits.await;

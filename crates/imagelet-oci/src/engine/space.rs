@@ -42,7 +42,6 @@ pub(super) struct Wanted {
     compression: Compression,
     packed: u64,
     is_fetched: bool,
-    /// The unfinished file or layer that the pull continues.
     partial: Option<PartialKey>,
 }
 
@@ -83,7 +82,7 @@ impl Engine {
         let requests = async {
             loop {
                 reservation.asks().await;
-                if let Err(error) = self.space(&SpaceFor::Rest(reservation.number()), progress).await {
+                if let Err(error) = self.space(&SpaceFor::Rest(reservation.number), progress).await {
                     resumption.heed(&error);
                     return error;
                 }
@@ -101,7 +100,7 @@ impl Engine {
         let mut is_probed = false;
         loop {
             // The future is created before the check, so that it receives every later notification.
-            let mut returned = Box::pin(self.reservations.returned());
+            let mut returned = Box::pin(self.reservations.returned.notified());
             returned.as_mut().enable();
             let NoSpace { missing, now, demand, space } = match self.reserve(of, fit).await? {
                 Ok(admitted) => return Ok(admitted),
@@ -275,27 +274,21 @@ fn reserve(
     let (RunningPull { tenant, demand, step }, absent, continued) = match of {
         SpaceFor::Layers(wanted, pull, tenant) => {
             let (mut seen, continued) = (HashSet::new(), ContinuedPartials::new(store, *pull));
-            let absent: Vec<(&Wanted, LayerBytes, Amount)> = wanted
+            let absent: Vec<(Digest, LayerBytes, Amount)> = wanted
                 .iter()
                 .filter(|layer| layer.is_fetched || store.layer(&layer.id).is_none())
                 .filter(|layer| seen.insert(&layer.id))
                 .map(|layer| {
                     let whole = expected(layer.compression, layer.packed, config.keep_blobs);
-                    (layer, layer.known(&continued, config.keep_blobs), whole)
+                    (layer.id.clone(), layer.known(&continued, config.keep_blobs), whole)
                 })
                 .collect();
             if config.admission == Admission::Off {
                 return Ok(Ok(Some((page.reserve(Arc::clone(tenant), [], u64::MAX), continued))));
             }
-            let own = || absent.iter().filter(|(layer, ..)| !page.brings(&layer.id));
-            let sum = |of: fn(LayerBytes) -> u64| own().map(|(_, bytes, _)| of(*bytes)).fold(0, u64::saturating_add);
-            let demand = Demand {
-                layers: own().count(),
-                compressed: sum(LayerBytes::unread),
-                amount: own().map(|(_, bytes, whole)| rest(*whole, *bytes)).fold(Amount::default(), Amount::plus),
-                is_measured: false,
-                blobs: sum(LayerBytes::blob),
-            };
+            let own = || absent.iter().filter(|(layer, ..)| !page.brings(layer));
+            let amount = own().map(|(_, bytes, whole)| rest(*whole, *bytes)).fold(Amount::default(), Amount::plus);
+            let demand = Demand::of(own().map(|(_, bytes, _)| *bytes), amount);
             let step = demand.amount.step(0);
             (RunningPull { tenant: Arc::clone(tenant), demand, step }, absent, Some(continued))
         }
@@ -331,8 +324,5 @@ fn reserve(
         };
         page.grant(pull, more);
     }
-    Ok(Ok(continued.map(|continued| {
-        let layers = absent.into_iter().map(|(layer, bytes, whole)| (layer.id.clone(), bytes, whole));
-        (page.reserve(tenant, layers, granted), continued)
-    })))
+    Ok(Ok(continued.map(|continued| (page.reserve(tenant, absent, granted), continued))))
 }
