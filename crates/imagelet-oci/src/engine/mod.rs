@@ -221,6 +221,28 @@ impl Engine {
         blocking(move || work(&store)).await
     }
 
+    /// Removes an image or a name while no mount starts, then frees the space. After an error in freeing, the image
+    /// stays removed, and the next sweep continues.
+    async fn removing(
+        &self,
+        image: &str,
+        remove: impl FnOnce(&Store) -> Result<bool, RuntimeError> + Send + 'static,
+    ) -> Result<(), RuntimeError> {
+        let removed = self.on_disk(move |store| {
+            let turn = store.mounting();
+            remove(store)?;
+            drop(turn);
+            if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
+                tracing::warn!(error = error.chain(), "could not free all that a removed image took");
+            }
+            Ok(())
+        });
+        removed.await.map_err(|error| match error.kind() {
+            RuntimeErrorKind::InUse => error,
+            _ => error.about(format!("could not remove `{image}`")),
+        })
+    }
+
     /// The space that running pulls write next. A collection does not count it as free.
     fn reserved(&self) -> Freed {
         let amount = self.reservations.open().steps();
@@ -285,16 +307,11 @@ impl ImageService for Engine {
         let found = self.store.resolve(&spec.image)?.or_else(|| self.store.resolve_damaged(&spec.image));
         let Some(id) = found else { return Ok(()) };
         let name = spec.image.clone();
-        self.on_disk(move |store| {
-            let turn = store.mounting();
+        let remove = move |store: &Store| {
             refuse_if_mounted(store, &id, &name)?;
-            store.remove_image(&id)?;
-            drop(turn);
-            free(store);
-            Ok(())
-        })
-        .await
-        .map_err(|error| removal_error(&spec.image, error))
+            store.remove_image(&id)
+        };
+        self.removing(&spec.image, remove).await
     }
 
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError> {
@@ -320,9 +337,8 @@ impl LocalStore for Engine {
 
     async fn untag(&self, name: &str) -> Result<(), RuntimeError> {
         let reference = parse_reference(name)?;
-        self.on_disk(move |store| {
+        let remove = move |store: &Store| {
             let name = reference.canonical().to_string();
-            let turn = store.mounting();
             let image = store.resolve(&name)?.and_then(|id| store.image(&id).map(|(_, names)| (id, names)));
             if let Some((id, names)) = image
                 && names.iter().filter(|other| !other.contains('@')).all(|other| *other == name)
@@ -330,13 +346,9 @@ impl LocalStore for Engine {
                 // The removal of the last tag removes the image.
                 refuse_if_mounted(store, &id, &name)?;
             }
-            store.remove_name(&name)?;
-            drop(turn);
-            free(store);
-            Ok(())
-        })
-        .await
-        .map_err(|error| removal_error(name, error))
+            store.remove_name(&name)
+        };
+        self.removing(name, remove).await
     }
 
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
@@ -479,18 +491,4 @@ fn refuse_if_mounted(store: &Store, id: &ImageId, name: &str) -> Result<(), Runt
     let target = mounted.target.display();
     let refused = RuntimeError::new(RuntimeErrorKind::InUse, format!("image `{name}` is mounted on `{target}`"));
     Err(refused.with_hint(mounted.hint()))
-}
-
-/// Frees the space of removed images. After an error, the images stay removed, and the next sweep continues.
-fn free(store: &Store) {
-    if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
-        tracing::warn!(error = error.chain(), "could not free all that a removed image took");
-    }
-}
-
-fn removal_error(image: &str, error: RuntimeError) -> RuntimeError {
-    if error.kind() == RuntimeErrorKind::InUse {
-        return error;
-    }
-    error.about(format!("could not remove `{image}`"))
 }
