@@ -56,18 +56,12 @@ struct CachedResolution {
     at: Instant,
 }
 
-impl CachedResolution {
-    fn bytes(&self) -> usize {
-        self.resolved.in_memory()
-    }
-}
-
 impl Resolutions {
     pub(super) fn keep(&self, target: PullTarget, resolved: Resolved, now: Instant) {
         let mut kept = locked(&self.0);
         kept.retain(|old| old.target != target && now.saturating_duration_since(old.at) <= AGE_MAX);
         kept.push_back(CachedResolution { target, resolved, at: now });
-        while kept.len() > KEPT_MAX || kept.iter().map(CachedResolution::bytes).sum::<usize>() > BYTES_MAX {
+        while kept.len() > KEPT_MAX || kept.iter().map(|old| old.resolved.in_memory()).sum::<usize>() > BYTES_MAX {
             kept.pop_front();
         }
     }
@@ -127,7 +121,6 @@ impl Engine {
         } else if manifest.artifact_kind().is_some() {
             let repository = only_from(manifest, reference);
             let is_missing = |key: &Digest| self.store.layer(key).is_none() || !self.may_share(repository, key);
-            // Entries with the same blob and name are one file.
             let files = manifest.artifact_files().unwrap_or_default();
             let files: BTreeMap<Digest, &Descriptor> = files.into_iter().map(|file| (file.key, file.blob)).collect();
             files.into_iter().filter(|(key, _)| is_missing(key)).map(|(_, blob)| blob).collect()

@@ -47,12 +47,10 @@ struct LayerSlot<T> {
 struct SlotState<T> {
     fetches: Vec<LayerFetch>,
     staged: Weak<T>,
-    begun: u64,
     ended: u64,
 }
 
 struct LayerFetch {
-    number: u64,
     caller: Arc<LayerCaller>,
     pace: Arc<LayerPace>,
 }
@@ -106,7 +104,7 @@ pub(crate) enum RaceOutcome<F, P, T> {
 /// A running fetch. The drop ends the fetch, and waiting pulls then check again.
 pub(crate) struct FetchGuard<T> {
     slot: Arc<LayerSlot<T>>,
-    number: u64,
+    pace: Arc<LayerPace>,
     ended: u64,
 }
 
@@ -123,7 +121,7 @@ impl<T> FetchGuard<T> {
 impl<T> Drop for FetchGuard<T> {
     fn drop(&mut self) {
         let mut state = locked(&self.slot.state);
-        state.fetches.retain(|fetch| fetch.number != self.number);
+        state.fetches.retain(|fetch| !Arc::ptr_eq(&fetch.pace, &self.pace));
         state.ended += 1;
         drop(state);
         self.slot.ended.notify_waiters();
@@ -165,8 +163,6 @@ impl<T> LayerSlot<T> {
         if state.ended != ended || state.fetches.iter().any(|fetch| caller.waits_for(fetch, may_wait, now)) {
             return None;
         }
-        state.begun += 1;
-        let number = state.begun;
         if let Some(other) = state.fetches.first() {
             tracing::info!(
                 reference = caller.reference,
@@ -176,8 +172,8 @@ impl<T> LayerSlot<T> {
                 "another tenant's fetch of the same layer is slow: the pull fetches it as well"
             );
         }
-        state.fetches.push(LayerFetch { number, caller: Arc::clone(caller), pace });
-        Some(FetchGuard { slot: Arc::clone(self), number, ended })
+        state.fetches.push(LayerFetch { caller: Arc::clone(caller), pace: Arc::clone(&pace) });
+        Some(FetchGuard { slot: Arc::clone(self), pace, ended })
     }
 }
 
@@ -264,7 +260,7 @@ impl<T> LayerSingleFlight<T> {
         let mut slots = locked(&self.0);
         slots.retain(|_, slot| Arc::strong_count(slot) > 1 || locked(&slot.state).staged.strong_count() > 0);
         let slot = || {
-            let state = SlotState { fetches: Vec::new(), staged: Weak::new(), begun: 0, ended: 0 };
+            let state = SlotState { fetches: Vec::new(), staged: Weak::new(), ended: 0 };
             Arc::new(LayerSlot { state: Mutex::new(state), ended: Notify::new() })
         };
         Arc::clone(slots.entry(key).or_insert_with(slot))
@@ -325,7 +321,6 @@ impl Engine {
             (window, self.places.place(job.claim.clone(), &job.descriptor, progress).await)
         };
         let enter = async || {
-            // A layer from a spare needs no place.
             if self.has_spare(&wanted) {
                 return (None, Arc::clone(&spare_pace));
             }
@@ -343,7 +338,6 @@ impl Engine {
             let (_window, place) = if let Some(entered) = entered {
                 entered
             } else {
-                // Another pull has taken the spare.
                 spare_pace.set_left(job.descriptor.size);
                 place().await
             };

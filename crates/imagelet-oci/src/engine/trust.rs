@@ -31,21 +31,14 @@ impl Engine {
         })
         .await?;
         let refused = |why: &str| refused(&reference, &place, why);
-        let mut attached = None;
-        for requirement in &requirements {
-            match requirement {
-                Err(why) => return Err(refused(why)),
-                Ok((keys, identity)) => {
-                    if attached.is_none() {
-                        let failed = format!("could not fetch the signatures of `{reference}`");
-                        attached = Some(self.attached(resolved).await.map_err(|error| error.about(&failed))?);
-                    }
-                    let attached = attached.as_deref().unwrap_or_default();
-                    signature::check(&reference, keys, *identity, attached).map_err(|why| refused(&why))?;
-                }
-            }
+        let requirements = requirements.into_iter().collect::<Result<Vec<_>, String>>().map_err(|why| refused(&why))?;
+        if requirements.is_empty() {
+            return Ok(());
         }
-        Ok(())
+        let failed = format!("could not fetch the signatures of `{reference}`");
+        let attached = self.attached(resolved).await.map_err(|error| error.about(&failed))?;
+        let check = |(keys, identity)| signature::check(&reference, &keys, identity, &attached);
+        requirements.into_iter().try_for_each(check).map_err(|why| refused(&why))
     }
 
     /// Checks an archive, at a path without links, against the policy file. Signatures in an archive are not read: the
