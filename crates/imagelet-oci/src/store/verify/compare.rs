@@ -9,7 +9,6 @@ pub(super) type Difference = (&'static str, String);
 pub(super) fn compare(listed: &FileEntry, found: &FileEntry) -> Vec<Difference> {
     let (was, is) = (kind_word(&listed.kind), kind_word(&found.kind));
     if was != is {
-        // All other differences follow from this difference.
         return vec![("type", format!("it is a {is}, and was a {was}"))];
     }
     let mut differences = Vec::from_iter(compare_kinds(&listed.kind, &found.kind));

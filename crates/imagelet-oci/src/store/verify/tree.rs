@@ -109,35 +109,35 @@ impl TreeCheck<'_> {
         stat: &Stat,
         listed: &FileEntry,
     ) -> io::Result<FileEntry> {
+        let length = stat.st_size.cast_unsigned();
         let kind = match FileType::from_raw_mode(stat.st_mode) {
-            FileType::RegularFile => {
-                let length = stat.st_size.cast_unsigned();
-                // A different length is damage, so the content is not read.
-                if size(&listed.kind) != Some(length) {
-                    let kind = FileEntryKind::File { size: length, content: 0 };
-                    return Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?));
-                }
-                let file = match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
-                    Ok(file) => File::from(file),
-                    // Without root privileges, a file whose mode forbids its owner to read it is skipped.
-                    Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
-                        self.check.unread += 1;
-                        return Ok(FileEntry::of(stat, listed.kind.clone(), xattrs_at(parent, name)?));
-                    }
-                    Err(errno) => return Err(errno.into()),
-                };
-                forget_cached(&file);
-                let kind = match &listed.kind {
-                    FileEntryKind::Sparse { ranges, .. } => self.sparse(&file, length, ranges)?,
-                    _ => FileEntryKind::File { size: length, content: self.content(&file, &[(0, length)])? },
-                };
-                forget_cached(&file);
-                return Ok(FileEntry::of(stat, kind, xattrs_of(&file)?));
+            // A different length is damage, so the content is not read.
+            FileType::RegularFile if size(&listed.kind) != Some(length) => {
+                FileEntryKind::File { size: length, content: 0 }
             }
+            FileType::RegularFile => match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
+                Ok(file) => self.regular(&File::from(file), length, listed)?,
+                // Without root privileges, a file whose mode forbids its owner to read it is skipped.
+                Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
+                    self.check.unread += 1;
+                    listed.kind.clone()
+                }
+                Err(errno) => return Err(errno.into()),
+            },
             FileType::Symlink => FileEntryKind::Symlink(rustix::fs::readlinkat(parent, name, Vec::new())?.into_bytes()),
             _ => FileEntryKind::of_special(stat),
         };
         Ok(FileEntry::of(stat, kind, xattrs_at(parent, name)?))
+    }
+
+    fn regular(&mut self, file: &File, length: u64, listed: &FileEntry) -> io::Result<FileEntryKind> {
+        forget_cached(file);
+        let kind = match &listed.kind {
+            FileEntryKind::Sparse { ranges, .. } => self.sparse(file, length, ranges)?,
+            _ => FileEntryKind::File { size: length, content: self.content(file, &[(0, length)])? },
+        };
+        forget_cached(file);
+        Ok(kind)
     }
 
     fn content(&mut self, file: &File, ranges: &[(u64, u64)]) -> io::Result<Sum> {
