@@ -9,7 +9,7 @@ use std::{
 
 use imagelet_core::{
     image::{ByteSize, Digest, Image, ImageId, ImageSpec, ImageUser, split_names},
-    ports::{Certainty, LayerFacts, LayerGraph, Listing},
+    ports::{Certainty, LayerFacts, LayerGraph, Listing, PulledLayer},
 };
 
 use super::Index;
@@ -73,7 +73,7 @@ impl Store {
         let number = |place: usize| u32::try_from(place).expect("fewer parts than 2^32");
         for (id, record) in &index.images {
             let mut own = Vec::with_capacity(record.pulled.layers.len() + 1);
-            for ImagePart { key, usage } in index.parts(id, record) {
+            for (key, usage) in index.parts(id, record) {
                 let place = *places.entry(key).or_insert_with(|| {
                     graph.layers.push(LayerFacts {
                         id: key.to_string().into(),
@@ -108,7 +108,7 @@ impl Index {
                 id: id.clone(),
                 tags,
                 digests,
-                size: self.parts(id, record).iter().map(|part| ByteSize(part.usage.bytes)).sum(),
+                size: self.parts(id, record).iter().map(|(_, usage)| ByteSize(usage.bytes)).sum(),
                 user: ImageUser::of_config(&record.user),
                 spec: ImageSpec::default(),
                 pinned: false,
@@ -118,24 +118,17 @@ impl Index {
         self.images.iter().map(image).collect()
     }
 
-    pub(crate) fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<ImagePart<'a>> {
+    fn parts<'a>(&'a self, id: &'a ImageId, record: &'a ImageRecord) -> Vec<(PartKey<'a>, DiskUsage)> {
         let mut parts = Vec::with_capacity(record.pulled.layers.len() + 1);
-        parts.push(ImagePart { key: PartKey::Image(id), usage: record.allocated });
-        for entry in &record.pulled.layers {
-            let diff_id = &entry.diff_id;
-            parts.extend(
-                self.layers
-                    .get(diff_id)
-                    .map(|layer| ImagePart { key: PartKey::Layer(diff_id), usage: layer.allocated }),
-            );
-            let blob = entry.blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
-            parts.extend(blob.map(|(blob, size)| ImagePart {
-                key: PartKey::Blob(blob),
-                usage: DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 },
-            }));
+        parts.push((PartKey::Image(id), record.allocated));
+        for PulledLayer { diff_id, blob, .. } in &record.pulled.layers {
+            parts.extend(self.layers.get(diff_id).map(|layer| (PartKey::Layer(diff_id), layer.allocated)));
+            let blob = blob.as_ref().and_then(|blob| Some((blob, *self.blobs.get(blob)?)));
+            let usage = |size| DiskUsage { bytes: in_blocks(size, self.block), inodes: 1 };
+            parts.extend(blob.map(|(blob, size)| (PartKey::Blob(blob), usage(size))));
         }
-        parts.sort_unstable_by_key(|part| part.key);
-        parts.dedup_by_key(|part| part.key);
+        parts.sort_unstable_by_key(|(key, _)| *key);
+        parts.dedup_by_key(|(key, _)| *key);
         parts
     }
 }
@@ -156,9 +149,4 @@ impl fmt::Display for PartKey<'_> {
             Self::Image(id) => write!(f, "image:{id}"),
         }
     }
-}
-
-pub(crate) struct ImagePart<'a> {
-    key: PartKey<'a>,
-    pub(crate) usage: DiskUsage,
 }

@@ -21,7 +21,11 @@ impl Store {
     }
 
     pub(crate) fn has_layer_of(&self, repository: &str, layer: &Digest) -> bool {
-        self.index().has_layer_of(repository, layer)
+        let index = self.index();
+        index.images_of(repository).any(|id| {
+            index.images.get(id).is_some_and(|image| image.diff_ids().any(|other| other == layer))
+                || index.damaged.get(id).is_some_and(|image| image.layers.contains(layer))
+        })
     }
 
     pub(crate) fn unpacked_blobs(&self, blobs: &HashSet<&Digest>) -> HashSet<Digest> {
@@ -53,12 +57,5 @@ impl Index {
         let from = self.names.range::<str, _>((Bound::Included(repository), Bound::Unbounded));
         let names = from.map_while(move |(name, id)| Some((name.strip_prefix(repository)?, id)));
         names.filter(|(rest, _)| rest.starts_with([':', '@'])).map(|(_, id)| id)
-    }
-
-    fn has_layer_of(&self, repository: &str, layer: &Digest) -> bool {
-        self.images_of(repository).any(|id| {
-            self.images.get(id).is_some_and(|image| image.diff_ids().any(|other| other == layer))
-                || self.damaged.get(id).is_some_and(|image| image.layers.contains(layer))
-        })
     }
 }
