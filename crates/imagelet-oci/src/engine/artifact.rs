@@ -43,7 +43,7 @@ impl Engine {
             return Ok(());
         }
         let staged: HashMap<Digest, Arc<StagedLayer>> =
-            staged.iter().map(|layer| (layer.record().diff_id.clone(), Arc::clone(layer))).collect();
+            staged.iter().map(|layer| (layer.unpacked.record.diff_id.clone(), Arc::clone(layer))).collect();
         let names_max = self.config.limits.entries_max.min(ARTIFACT_NAMES_MAX);
         let alone = Arc::clone(&self.comparing_names).lock_owned().await;
         self.on_disk(move |store| {

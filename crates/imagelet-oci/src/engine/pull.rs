@@ -32,7 +32,6 @@ use crate::{
 
 pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
-    /// A view that was opened before the first byte of a layer was written.
     pub(super) view: Arc<SyncView>,
     pub(super) resumption: Resumption,
     allowance: Arc<Allowance>,
@@ -127,7 +126,7 @@ impl Engine {
             image: resolved.session.reference().to_string().into(),
         };
         let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
-        let resumption = self.resumption();
+        let resumption = Resumption::new(self.config.resume_for > Duration::ZERO);
         let early_syncs = self.sync_early();
         Ok(LayerFetches {
             reservation,
@@ -138,10 +137,6 @@ impl Engine {
             _continued: continued,
             _early_syncs: early_syncs,
         })
-    }
-
-    pub(super) fn resumption(&self) -> Resumption {
-        Resumption::new(self.config.resume_for > Duration::ZERO)
     }
 
     /// A layer to fetch. `reserved` is the key of the layer's reservation.
@@ -369,9 +364,9 @@ fn new_image(
         metadata_size: (chosen.bytes.len() + config_bytes.len()) as u64,
         user: config.user.clone(),
         allocated: DiskUsage::default(),
-        names: Vec::new(),
+        names,
     };
     let mut files = vec![("manifest.json", chosen.bytes.clone()), ("config.json", config_bytes)];
     files.extend(index.map(|index| ("index.json", index.bytes.clone())));
-    NewImage { record, files, names }
+    NewImage { record, files }
 }

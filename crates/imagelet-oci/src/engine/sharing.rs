@@ -33,7 +33,8 @@ impl Engine {
         staged: &[Arc<StagedLayer>],
     ) -> Vec<PulledLayer> {
         let mut known = self.store.entries_of(layers.iter().zip(diff_ids));
-        known.extend(staged.iter().map(|layer| (layer.entry().diff_id.clone(), layer.entry().clone())));
+        let fetched = staged.iter().map(|layer| &layer.unpacked.origin.entry);
+        known.extend(fetched.map(|entry| (entry.diff_id.clone(), entry.clone())));
         let entry = |(layer, diff_id): (&Descriptor, &Digest)| {
             known.get(diff_id).cloned().unwrap_or_else(|| PulledLayer {
                 blob: None,

@@ -55,8 +55,8 @@ use crate::{
     manifest::{BlobLayout, Compression, Descriptor},
     registry::{PullSession, ReaderWait},
     store::{
-        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, PartialLayer, Resumption, StagedBlob, StagedLayer,
-        Store, SyncView, storage_error,
+        BlobPurpose, BlobWriter, KeptBytes, LayerEnd, PartialKey, PartialLayer, Resumption, StagedLayer, Store,
+        SyncView, storage_error,
     },
     unpack::{LayerMemory, UnpackBudget},
 };
@@ -493,7 +493,7 @@ impl LayerAttempt<'_> {
             (Err(error), _) => job.in_layer(error),
             (_, Err(error)) => error,
             (Ok(true), Ok(layer)) if fetched == Fetched::Whole => {
-                return Ok(Some(layer.with_blob(copied.and_then(StagedBlob::of))));
+                return Ok(Some(layer.with_blob(copied.and_then(BlobWriter::whole))));
             }
             (Ok(_), Ok(_)) => {
                 job.in_layer(RuntimeError::new(RuntimeErrorKind::Corrupt, "the archive ends before its blob"))

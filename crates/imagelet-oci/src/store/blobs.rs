@@ -240,7 +240,7 @@ fn emptied(path: &Path) -> io::Result<bool> {
 
 pub(crate) struct Partial {
     pub(super) path: PathBuf,
-    file_name: String,
+    pub(super) file_name: String,
     pub(super) size: u64,
     is_layer: bool,
     pub(super) modified: SystemTime,
@@ -250,10 +250,6 @@ impl Partial {
     pub(super) fn is_used(&self, index: &Index) -> bool {
         let unfinished = &index.unfinished;
         unfinished.written.contains_key(&self.file_name) || unfinished.continued.contains_key(&self.file_name)
-    }
-
-    pub(super) fn is_any_of(&self, keys: &[PartialKey]) -> bool {
-        keys.iter().any(|key| key.file_name == self.file_name)
     }
 
     pub(super) fn is_expired(&self, age_max: Duration) -> bool {
@@ -306,7 +302,6 @@ pub(crate) struct BlobWriter {
     path: PathBuf,
     file: Option<File>,
     length: u64,
-    /// The length of the blob when the free space was last measured.
     measured: Option<u64>,
     written_back: u64,
     purpose: BlobPurpose,
@@ -318,17 +313,22 @@ pub(crate) struct BlobWriter {
 
 impl BlobWriter {
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let has_space = self.check_space();
+        let (has_space, is_reserved) = (self.check_space(), self.is_reserved());
         let Some(file) = &mut self.file else { return Ok(()) };
-        if let Err(error) = has_space.and_then(|()| file.write_all(bytes)) {
-            if self.is_reserved() {
-                return Err(error);
+        match has_space.and_then(|()| file.write_all(bytes)) {
+            Ok(()) => self.length += bytes.len() as u64,
+            Err(error) if is_reserved => return Err(error),
+            Err(_) => {
+                tracing::debug!(blob = %self.key.digest, "its first bytes no longer stay for a resumption");
+                (self.file, self.is_wanted) = (None, false);
+                self.remove_file();
+                return Ok(());
             }
-            self.give_up();
-            return Ok(());
         }
-        self.length += bytes.len() as u64;
-        self.write_back();
+        if is_reserved {
+            // An early write-back makes the sync at the end of the pull short.
+            self.written_back = page_cache::write_back(file, self.written_back, self.length);
+        }
         Ok(())
     }
 
@@ -350,21 +350,6 @@ impl BlobWriter {
                 }
                 _ => Ok(()),
             },
-        }
-    }
-
-    /// Starts the write-back of a blob with reserved space early, so that the sync at the end of the pull is short.
-    fn write_back(&mut self) {
-        if let Some(file) = self.file.as_ref().filter(|_| self.is_reserved()) {
-            self.written_back = page_cache::write_back(file, self.written_back, self.length);
-        }
-    }
-
-    fn give_up(&mut self) {
-        self.is_wanted = false;
-        if self.file.take().is_some() {
-            tracing::debug!(blob = %self.key.digest, "its first bytes no longer stay for a resumption");
-            self.remove_file();
         }
     }
 
@@ -396,6 +381,41 @@ impl BlobWriter {
         self.file = None;
         &self.path
     }
+
+    /// The closed writer of a whole blob. Returns `None` for a blob that only a resumption needs, because the unpacked
+    /// layer replaces the blob.
+    pub(crate) fn whole(mut self) -> Option<Self> {
+        self.close();
+        failpoint!("blob.written");
+        self.is_wanted = self.is_reserved();
+        self.is_wanted.then_some(self)
+    }
+
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(super) fn discard(mut self) {
+        self.is_wanted = false;
+    }
+
+    pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
+        let digest = &self.key.digest;
+        if index.blobs.contains_key(digest) {
+            return Ok(());
+        }
+        let home = self.store.blob_path(digest);
+        fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+        fs::rename(&self.path, &home)?;
+        index.blobs.insert(digest.clone(), self.length);
+        failpoint!("blob.kept");
+        Ok(())
+    }
+
+    pub(super) fn folders(&self) -> [PathBuf; 2] {
+        let blobs = Path::new("blobs");
+        [blobs.join(self.key.digest.algorithm().name()), blobs.to_owned()]
+    }
 }
 
 impl Drop for BlobWriter {
@@ -408,52 +428,9 @@ impl Drop for BlobWriter {
     }
 }
 
-/// A whole blob before its commit. A drop without a commit leaves a partial blob.
-pub(crate) struct StagedBlob(BlobWriter);
-
-impl StagedBlob {
-    /// Returns `None` for a blob that only a resumption needs, because the unpacked layer replaces the blob.
-    pub(crate) fn of(mut writer: BlobWriter) -> Option<Self> {
-        writer.close();
-        failpoint!("blob.written");
-        if writer.is_reserved() {
-            return Some(Self(writer));
-        }
-        writer.is_wanted = false;
-        None
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.0.path
-    }
-
-    pub(super) fn discard(mut self) {
-        self.0.is_wanted = false;
-    }
-
-    pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
-        let BlobWriter { store, key: PartialKey { digest, .. }, path, length, .. } = &self.0;
-        if index.blobs.contains_key(digest) {
-            return Ok(());
-        }
-        let home = store.blob_path(digest);
-        fs::create_dir_all(home.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
-        fs::rename(path, &home)?;
-        index.blobs.insert(digest.clone(), *length);
-        failpoint!("blob.kept");
-        Ok(())
-    }
-
-    pub(super) fn folders(&self) -> [PathBuf; 2] {
-        let blobs = Path::new("blobs");
-        [blobs.join(self.0.key.digest.algorithm().name()), blobs.to_owned()]
-    }
-}
-
 pub(crate) struct KeptBytes {
     pub(crate) file: File,
     pub(crate) length: u64,
-    /// Whether the file is the partial blob to which the download appends.
     pub(crate) is_in_copy: bool,
 }
 

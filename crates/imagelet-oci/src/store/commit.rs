@@ -15,7 +15,7 @@ use imagelet_core::{
 };
 
 use super::{
-    StagedBlob, StagedLayer, Store, could_not,
+    BlobWriter, StagedLayer, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare},
     record::{ImageRecord, SPARE_RECORD, checksum},
@@ -24,9 +24,9 @@ use super::{
 };
 
 pub(crate) struct NewImage {
+    /// The record, with the names to assign to the image. A name of another image moves to this image.
     pub record: ImageRecord,
     pub files: Vec<(&'static str, DocumentBytes)>,
-    pub names: Vec<String>,
 }
 
 impl Store {
@@ -43,8 +43,7 @@ impl Store {
         let staging = self.stage()?;
         let mut record = new.record;
         // A damaged image, which this pull restores, keeps its names.
-        record.names = self.index().names_of(&id);
-        record.names.extend(new.names.iter().cloned());
+        record.names.extend(self.index().names_of(&id));
         record.names.sort();
         record.names.dedup();
         for (name, bytes) in &new.files {
@@ -54,18 +53,15 @@ impl Store {
         let record = record.measured(staging.path()).map_err(failed("measure"))?;
         fs::write(staging.path().join("image.json"), checksum::seal(&record)).map_err(failed("image.json"))?;
         failpoint!("commit.recorded");
-        if !self.in_background {
+        let views = || iter::once(view).chain(layers.iter().map(|layer| &layer.unpacked.view));
+        if self.in_background {
+            views().for_each(|view| self.remember_view(view));
+        } else {
             // The image may share layers that an earlier process has left without a sync.
             self.sync_background()?;
             // One sync makes the files of all layers durable, before any of the content is visible.
-            let views = layers.iter().map(|layer| &layer.unpacked.view);
-            SyncView::sync_all(iter::once(view).chain(views)).map_err(failed("sync"))?;
+            SyncView::sync_all(views()).map_err(failed("sync"))?;
             failpoint!("commit.synced");
-        } else {
-            self.remember_view(view);
-            for layer in layers {
-                self.remember_view(&layer.unpacked.view);
-            }
         }
         let mut index = self.index();
         let mut placed = Placed::default();
@@ -104,7 +100,7 @@ impl Store {
             blob.keep(index).map_err(failed("blobs"))?;
         }
         let folders: BTreeSet<PathBuf> =
-            layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(StagedBlob::folders).collect();
+            layers.iter().filter_map(|layer| layer.blob.as_ref()).flat_map(BlobWriter::folders).collect();
         folders.iter().try_for_each(|folder| sync_names_in(folder)).map_err(failed("blobs"))?;
         for layer in layers {
             let Spare { folder, record, .. } = &layer.unpacked;

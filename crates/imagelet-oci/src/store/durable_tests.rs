@@ -16,8 +16,8 @@ use imagelet_core::{
 use tempfile::TempDir;
 
 use super::{
-    Access, BlobPurpose, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerRecord, NewImage, PartialKey,
-    Resumption, StagedBlob, StagedLayer, Store, StoreOptions, SyncView,
+    Access, BlobPurpose, BlobWriter, DocumentBytes, Durability, ImageRecord, LayerEnd, LayerRecord, NewImage,
+    PartialKey, Resumption, StagedLayer, Store, StoreOptions, SyncView,
 };
 use crate::{manifest::Descriptor, unpack::DiskUsage};
 
@@ -102,7 +102,7 @@ fn record(name: &str, layers: &[&str]) -> ImageRecord {
     }
 }
 
-fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<StagedBlob>) -> Arc<StagedLayer> {
+fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<BlobWriter>) -> Arc<StagedLayer> {
     let staging = store.stage().unwrap();
     fs::create_dir(staging.path().join("fs")).unwrap();
     let record = serde_json::json!({ "diff_id": layer_id(layer), "entries": 1, "disk_bytes": 1 });
@@ -116,7 +116,8 @@ fn staged(store: &Arc<Store>, view: &Arc<SyncView>, layer: &str, blob: Option<St
 
 fn new_image(name: &str, layers: &[&str], names: &[&str]) -> NewImage {
     let names = names.iter().map(|&name| name.to_owned()).collect();
-    NewImage { record: record(name, layers), files: vec![("config.json", DocumentBytes::Memory("{}".into()))], names }
+    let record = ImageRecord { names, ..record(name, layers) };
+    NewImage { record, files: vec![("config.json", DocumentBytes::Memory("{}".into()))] }
 }
 
 fn pull(store: &Arc<Store>, name: &str, layers: &[&str], brought: &[&str]) -> Result<ImageId, String> {
@@ -249,7 +250,7 @@ fn kept_blobs_are_durable_before_the_image_is_named() {
         .unwrap()
         .unwrap();
     writer.write(BLOB).unwrap();
-    let layer = staged(&store, &view, "base", StagedBlob::of(writer));
+    let layer = staged(&store, &view, "base", writer.whole());
     let (synced, root) = (Rc::new(RefCell::new(Vec::new())), bed.root.clone());
     let (seen, home) = (Rc::clone(&synced), store.blob_path(&blob));
     failpoint::observe_syncs(move |folder| {

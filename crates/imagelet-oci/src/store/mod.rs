@@ -55,7 +55,7 @@ use imagelet_core::{
 };
 
 pub(crate) use self::{
-    blobs::{BlobPurpose, BlobWriter, ContinuedPartials, KeptBytes, StagedBlob},
+    blobs::{BlobPurpose, BlobWriter, ContinuedPartials, KeptBytes},
     commit::NewImage,
     file_manifest::{ContentProof, FileManifestWriter, LIST, PROOF},
     files::{
@@ -96,6 +96,7 @@ pub enum Durability {
 }
 
 /// A store on the disk. If open for changes, it belongs to this process until the drop. Its methods block on the disk.
+#[derive(Default)]
 pub(crate) struct Store {
     root: PathBuf,
     index: Mutex<Index>,
@@ -155,15 +156,11 @@ impl Store {
             index: Mutex::new(index),
             root,
             sequence: AtomicU64::new(first_number()),
-            trash: Mutex::default(),
-            views: Mutex::default(),
-            pull_view: Mutex::default(),
-            syncing: Mutex::default(),
-            mounting: Mutex::default(),
             in_background: durability == Durability::Background && boot.is_some(),
             resume_for,
             boot: boot.clone(),
             lock,
+            ..Self::default()
         };
         let makes = matches!(access, Access::Write { or_create: true });
         let place = match Place::find(root, makes)? {
@@ -190,7 +187,6 @@ impl Store {
         let store = store(place.path, index, lock);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
-            // A leftover that cannot be removed is harmless.
             if let Err(error) = store.discard_leftovers() {
                 tracing::warn!(error = error.chain(), "could not take away all that was left behind");
             }

@@ -19,10 +19,10 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use imagelet_core::{error::RuntimeError, failpoint, image::Digest, ports::PulledLayer};
+use imagelet_core::{durable::remove_file, error::RuntimeError, failpoint, image::Digest, ports::PulledLayer};
 
 use super::{
-    StagedBlob, Staging, Store, could_not,
+    BlobWriter, Staging, Store, could_not,
     files::durable::SyncView,
     index::{Index, Spare, load::read_json},
     record::{LayerEnd, LayerRecord, SPARE_RECORD, SpareRecord, TREE, checksum, read_implicit},
@@ -41,10 +41,9 @@ const SINK_AGE_MIN: Duration = Duration::from_mins(15);
 /// A whole layer before its commit. The drop of an uncommitted layer removes the layer or keeps it as a spare.
 pub(crate) struct StagedLayer {
     store: Arc<Store>,
-    pub(super) unpacked: Spare,
+    pub(crate) unpacked: Spare,
     resumption: Option<Resumption>,
-    pub(super) blob: Option<StagedBlob>,
-    /// Whether a commit has moved the folder to `layers/`.
+    pub(super) blob: Option<BlobWriter>,
     pub(super) is_placed: AtomicBool,
     /// Whether a sink may be moving the tree.
     is_in_sink: bool,
@@ -82,23 +81,11 @@ impl StagedLayer {
         Self { store, unpacked, resumption, blob: None, is_placed, is_in_sink: false, is_linked }
     }
 
-    pub(crate) fn entry(&self) -> &PulledLayer {
-        &self.unpacked.origin.entry
-    }
-
-    pub(crate) fn record(&self) -> &LayerRecord {
-        &self.unpacked.record
-    }
-
     pub(crate) fn staged_tree(&self) -> PathBuf {
         self.unpacked.folder.join(TREE)
     }
 
-    pub(crate) fn view(&self) -> &Arc<SyncView> {
-        &self.unpacked.view
-    }
-
-    pub(crate) fn with_blob(mut self, blob: Option<StagedBlob>) -> Self {
+    pub(crate) fn with_blob(mut self, blob: Option<BlobWriter>) -> Self {
         self.blob = blob;
         self
     }
@@ -147,10 +134,7 @@ impl StagedLayer {
     /// Removes `spare.json`: the sink has all files, so the layer must not become a spare after a crash.
     pub(crate) fn forget_after_crash(&self) -> Result<(), RuntimeError> {
         let record = self.unpacked.folder.join(SPARE_RECORD);
-        match fs::remove_file(&record) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            removed => removed.map_err(could_not("remove", &record)),
-        }
+        remove_file(&record).map_err(could_not("remove", &record))
     }
 
     pub(crate) fn taken(mut self) {
@@ -161,7 +145,6 @@ impl StagedLayer {
     }
 }
 
-/// Whether a folder other than the root is implicit.
 pub(crate) fn has_folders(implicit: &[Vec<u8>]) -> bool {
     implicit.iter().any(|path| !path.is_empty())
 }
@@ -197,7 +180,6 @@ fn not_recorded(layer: &LayerRecord) -> impl FnOnce(io::Error) -> RuntimeError +
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SpareWanted<'a> {
     pub(crate) diff_id: &'a Digest,
-    /// The repository that must have sent the spare; `None` permits all repositories.
     pub(crate) repository: Option<&'a str>,
     pub(crate) end: LayerEnd,
 }
@@ -238,23 +220,22 @@ impl Store {
         }
     }
 
-    pub(crate) fn trim_spares(&self) -> Result<u64, RuntimeError> {
-        let freed = self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
-        Ok(freed + self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)?)
+    pub(crate) fn trim_spares(&self) -> Result<(), RuntimeError> {
+        self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
+        self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)
     }
 
-    fn discard_spares(&self, end: LayerEnd, age_max: Duration, bytes_max: u64) -> Result<u64, RuntimeError> {
+    fn discard_spares(&self, end: LayerEnd, age_max: Duration, bytes_max: u64) -> Result<(), RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
         let spares = index.unused_spares().filter(|spare| spare.record.end == end);
         let spares = spares.map(|spare| (spare.record.diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
-        let mut freed = 0;
         for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
-            let Some(spare) = index.unfinished.spares.remove(&diff_id) else { continue };
-            self.move_to_trash(&spare.folder)?;
-            freed += spare.record.disk_bytes;
+            if let Some(spare) = index.unfinished.spares.remove(&diff_id) {
+                self.move_to_trash(&spare.folder)?;
+            }
         }
-        Ok(freed)
+        Ok(())
     }
 
     pub(crate) fn staged_bytes(&self) -> u64 {

@@ -28,22 +28,6 @@ pub(super) struct PartialLayerGuard {
     pub(super) resumption: Resumption,
 }
 
-impl PartialLayerGuard {
-    fn stays(&self, folder: &Path) -> bool {
-        self.resumption.is_allowed() && fs::metadata(folder.join(JOURNAL)).is_ok_and(|journal| journal.len() > 0)
-    }
-
-    fn finish(&self, folder: &Path) -> io::Result<PathBuf> {
-        for part in [JOURNAL, CONDITIONS, PREVIOUS] {
-            remove_tree(&folder.join(part))?;
-        }
-        let whole = self.store.fresh_path("tmp");
-        fs::rename(folder, &whole)?;
-        failpoint!("layer.whole");
-        Ok(whole)
-    }
-}
-
 impl Drop for PartialLayerGuard {
     fn drop(&mut self) {
         self.store.index().unfinished.written.remove(&self.file_name);
@@ -53,23 +37,24 @@ impl Drop for PartialLayerGuard {
 /// A folder below `tmp/` that the drop removes, or the folder of a partial layer, which may stay for the next pull.
 #[derive(Debug)]
 pub(crate) struct Staging {
-    path: PathBuf,
-    partial: Option<PartialLayerGuard>,
+    pub(super) path: PathBuf,
+    pub(super) partial: Option<PartialLayerGuard>,
 }
 
 impl Staging {
-    pub(super) fn of_partial_layer(path: PathBuf, guard: PartialLayerGuard) -> Self {
-        Self { path, partial: Some(guard) }
-    }
-
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     pub(super) fn into_complete(mut self) -> io::Result<Self> {
         if let Some(partial) = &self.partial {
-            self.path = partial.finish(&self.path)?;
-            self.partial = None;
+            for part in [JOURNAL, CONDITIONS, PREVIOUS] {
+                remove_tree(&self.path.join(part))?;
+            }
+            let whole = partial.store.fresh_path("tmp");
+            fs::rename(&self.path, &whole)?;
+            failpoint!("layer.whole");
+            (self.path, self.partial) = (whole, None);
         }
         Ok(self)
     }
@@ -83,7 +68,9 @@ impl Staging {
 impl Drop for Staging {
     fn drop(&mut self) {
         let is_kept = self.path.as_os_str().is_empty();
-        if !is_kept && !self.partial.as_ref().is_some_and(|partial| partial.stays(&self.path)) {
+        let has_journal = || fs::metadata(self.path.join(JOURNAL)).is_ok_and(|journal| journal.len() > 0);
+        let stays = |partial: &PartialLayerGuard| partial.resumption.is_allowed() && has_journal();
+        if !is_kept && !self.partial.as_ref().is_some_and(stays) {
             discard(&self.path);
         }
     }

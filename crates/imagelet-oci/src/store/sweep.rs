@@ -10,9 +10,12 @@ use std::{
 use imagelet_core::{error::RuntimeError, failpoint, image::Digest};
 
 use super::{
-    PartialKey, Store, could_not,
+    PartialKey, Store,
+    blobs::Partial,
+    could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
+    record::hex,
     resumption::is_outdated,
 };
 use crate::overlay::OverlayFolder;
@@ -79,7 +82,7 @@ impl Store {
                 fs::read_dir(&folder).map(|files| files.filter_map(Result::ok).map(|file| file.path()).collect());
             unknown.extend(files.unwrap_or_else(|_| vec![folder]).into_iter().filter(|path| !blobs.contains(path)));
         }
-        let images = index.image_folders();
+        let images: HashSet<String> = index.images.keys().chain(index.damaged.keys()).map(hex).collect();
         unknown.extend(self.unknown_folders("images", |name| images.contains(name))?);
         let moved: Vec<_> = unknown.iter().map(|path| self.move_to_trash(path)).collect();
         failpoint!("store.discarded");
@@ -122,8 +125,8 @@ impl Store {
             (spare.since, spare.record.disk_bytes, spare.folder.clone(), Some(spare.record.diff_id.clone()))
         };
         let mut unfinished: Vec<_> = index.unused_spares().map(spare).collect();
-        let partials =
-            self.partials().into_iter().filter(|partial| !partial.is_used(&index) && !partial.is_any_of(kept));
+        let is_kept = |partial: &Partial| kept.iter().any(|key| key.file_name == partial.file_name);
+        let partials = self.partials().into_iter().filter(|partial| !partial.is_used(&index) && !is_kept(partial));
         unfinished.extend(partials.map(|partial| (partial.modified, partial.size, partial.path, None)));
         unfinished.retain(|(since, ..)| spared.is_none_or(|age| is_outdated(*since, age, now)));
         unfinished.sort_by_key(|(since, ..)| *since);
@@ -155,7 +158,6 @@ impl Store {
         Ok(entries
             .map_err(could_not("read", &path))?
             .into_iter()
-            // Folders with names unknown to this version are not changed.
             .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
             .map(|entry| entry.path())
             .collect())

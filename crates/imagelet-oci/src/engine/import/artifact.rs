@@ -26,10 +26,10 @@ use imagelet_core::{
 use rustix::io::Errno;
 use serde_json::{Value, json};
 
-use super::{Described, Ended, EngineImporter, handover};
+use super::{Described, Ended, EngineImporter, clear, hand_over, handover};
 use crate::{
     engine::{blocking, estimate::PullTarget, import::layer_turns::UnsyncedLayers, pull::LayerFetches},
-    layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport, StagedTree, Taken},
+    layer_sink::{ImportError, ImportStage, ImportedImage, ImportedLayer, LayerImport},
     manifest::{Descriptor, annotations},
     registry::{ImageDocument, Resolved},
     scarce,
@@ -67,7 +67,6 @@ impl ArtifactImage {
     async fn of(resolved: &Resolved, target: &PullTarget) -> Result<Self, RuntimeError> {
         let Resolved { manifest, chosen, root, .. } = resolved;
         let mut labels = resolved.session.parse(&chosen.bytes, |bytes| annotations(bytes)).await?;
-        // Entries with the same blob and name are one file.
         let files: BTreeMap<Digest, u64> =
             manifest.artifact_files()?.into_iter().map(|file| (file.key, file.blob.size)).collect();
         let artifact = Artifact {
@@ -129,7 +128,7 @@ impl ArtifactFiles {
     fn tree_id(&self) -> Result<Digest, RuntimeError> {
         let mut list = vec!["artifact tree 1".to_owned()];
         for file in &self.files {
-            let LayerRecord { diff_id, sums, .. } = file.layer.record();
+            let LayerRecord { diff_id, sums, .. } = &file.layer.unpacked.record;
             let proof =
                 sums.get(PROOF).ok_or_else(|| RuntimeError::defect(format!("file `{diff_id}` has no proof")))?;
             list.push(format!("{diff_id} {proof}"));
@@ -172,7 +171,6 @@ impl EngineImporter {
                 }
             }
         }
-        // The lease protects the spares that this import takes from a sweep.
         let _lease = self.engine.store.lease(keys);
         let files = self.fetch_artifact(&resolved, keys, &tenant, progress).await.map_err(fetch)?;
         failpoint!("import.artifact-whole");
@@ -205,7 +203,7 @@ impl EngineImporter {
         let checked = engine.check_artifact(&resolved.manifest, &files).await;
         checked.inspect_err(|error| fetches.resumption.heed(error))?;
         let files: BTreeMap<Digest, Arc<StagedLayer>> =
-            files.into_iter().map(|file| (file.record().diff_id.clone(), file)).collect();
+            files.into_iter().map(|file| (file.unpacked.record.diff_id.clone(), file)).collect();
         let file = |layer: Arc<StagedLayer>| ArtifactFile { is_linked: layer.may_link(), layer };
         Ok(ArtifactFiles { fetches, files: files.into_values().map(file).collect() })
     }
@@ -223,7 +221,7 @@ impl EngineImporter {
         let mut tree = tree.map_err(handover)?;
         failpoint!("import.artifact-linked");
 
-        let mut views: Vec<Arc<SyncView>> = files.iter().map(|file| Arc::clone(file.layer.view())).collect();
+        let mut views: Vec<Arc<SyncView>> = files.iter().map(|file| Arc::clone(&file.layer.unpacked.view)).collect();
         views.push(Arc::clone(&fetches.view));
         let (turn, _) = engine.turns.turn(chain).await;
         // Another import may have added the same tree, and not synced it yet.
@@ -231,15 +229,10 @@ impl EngineImporter {
         for view in &views {
             unsynced.add(chain, view);
         }
-        let implicit = vec![Vec::new()];
-        let (folder, blob) = tree.tree(&implicit).map_err(handover)?;
-        match import.take(0, StagedTree { folder, implicit, blob }).await.map_err(handover)? {
-            Taken::Committed => {}
-            Taken::BaseGone => return Err(Ended::BaseGone),
-        }
+        hand_over(import, 0, &mut tree, vec![Vec::new()]).await?;
         failpoint!("import.artifact-taken");
         drop(turn);
-        tokio::task::spawn_blocking(move || tree.taken()).await.map_err(|error| handover(error.into()))?;
+        clear(tree).await?;
         Ok(views)
     }
 }

@@ -107,10 +107,7 @@ impl Engine {
             loop {
                 tokio::time::sleep(SPARES_PERIOD).await;
                 let Some(store) = store.upgrade() else { return };
-                let trimmed = blocking(move || match store.trim_spares()? {
-                    0 => Ok(()),
-                    _ => store.empty_trash(),
-                });
+                let trimmed = blocking(move || store.trim_spares().and_then(|()| store.empty_trash()));
                 if let Err(error) = trimmed.await {
                     tracing::warn!(error = error.chain(), "could not remove layers that no import came back for");
                 }
@@ -300,19 +297,14 @@ impl Attempt<'_> {
         if (is_late || guard.is_late()) && self.import.holds(index).await.map_err(handover)? {
             return Ok(self.is_present(index));
         }
-        let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
-        let tree = StagedTree { folder, implicit, blob };
         // The view is added first, because other imports may build on the layer as soon as the sink has it.
-        let view = Arc::clone(layer.view());
+        let view = Arc::clone(&layer.unpacked.view);
         self.unsynced.add(chain, &view);
-        match self.import.take(index, tree).await.map_err(handover)? {
-            Taken::Committed => {}
-            Taken::BaseGone => return Err(Ended::BaseGone),
-        }
+        hand_over(self.import, index, &mut layer, implicit).await?;
         failpoint!("import.layer-taken");
         drop((turn, guard));
         self.taken.send_modify(|taken| taken[index] = true);
-        tokio::task::spawn_blocking(move || layer.taken()).await.map_err(|error| handover(error.into()))?;
+        clear(layer).await?;
         Ok(vec![view])
     }
 
@@ -322,7 +314,6 @@ impl Attempt<'_> {
         self.engine.turns.views(&self.described.chains[index])
     }
 
-    /// The layer from a spare or a fetch; `None` if the sink already has the layer.
     async fn fetched(&self, index: usize) -> Result<Option<(StagedLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);
@@ -350,6 +341,24 @@ impl From<RuntimeError> for Ended {
 
 fn handover(error: RuntimeError) -> Ended {
     Ended::Failed(ImportStage::Handover.failed(error))
+}
+
+async fn hand_over(
+    import: &Arc<dyn LayerImport>,
+    index: usize,
+    layer: &mut StagedLayer,
+    implicit: Vec<Vec<u8>>,
+) -> Result<(), Ended> {
+    let (folder, blob) = layer.tree(&implicit).map_err(handover)?;
+    match import.take(index, StagedTree { folder, implicit, blob }).await.map_err(handover)? {
+        Taken::Committed => Ok(()),
+        Taken::BaseGone => Err(Ended::BaseGone),
+    }
+}
+
+/// Removes the rest of a layer that the sink has.
+async fn clear(layer: StagedLayer) -> Result<(), Ended> {
+    tokio::task::spawn_blocking(move || layer.taken()).await.map_err(|error| handover(error.into()))
 }
 
 /// The largest layer is first, because it determines the duration of an import. The other layers follow from the

@@ -38,7 +38,6 @@ pub(crate) struct Index {
     generation: u64,
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
-    /// Damaged images that have a name. `names` has their names, too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) unfinished: Unfinished,
@@ -52,7 +51,6 @@ pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
     /// Partial content that has a writer, by file name. The flag stops a writer whose blob only serves a resumption.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
-    /// The number of the admitted pull that counts on a partial blob or layer, by file name.
     pub(crate) continued: HashMap<String, u64>,
     pub(crate) spares: HashMap<Digest, Spare>,
     pub(crate) partial_views: HashMap<String, Arc<SyncView>>,
@@ -282,12 +280,6 @@ impl Index {
         unneeded.cloned().collect()
     }
 
-    pub(crate) fn image_folders(&self) -> HashSet<&str> {
-        // An image's id is a digest. The name of the image's folder is the digest's hex digits, without the algorithm.
-        let ids = self.images.keys().chain(self.damaged.keys());
-        ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect()
-    }
-
     pub(crate) fn is_written_in(&self, file: &[u8]) -> bool {
         // Until the background sync, the file has the previous durable names.
         self.is_unsettled() || checksum::open::<NamesFile>(file).is_ok_and(|file| file.names == self.names)
@@ -328,7 +320,6 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     struct Versioned {
         version: serde_json::Number,
     }
-    // A damaged names file is reported later, when the names are loaded.
     let Ok(Versioned { version }) = read_json(&root.join("names.json")) else { return Ok(()) };
     if version.as_u64().is_some_and(|version| version <= NAMES_VERSION.into()) {
         return Ok(());

@@ -119,7 +119,7 @@ impl Store {
         };
         let (journal, resumed) = begun.map_err(could_not("create", &folder))?;
         failpoint!("partial.begun");
-        Ok(Some(PartialLayer { staging: Staging::of_partial_layer(folder, guard), journal, resumed }))
+        Ok(Some(PartialLayer { staging: Staging { path: folder, partial: Some(guard) }, journal, resumed }))
     }
 
     pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> ResumableBytes {
