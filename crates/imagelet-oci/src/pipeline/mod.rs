@@ -399,7 +399,7 @@ impl LayerAttempt<'_> {
         let (mut staging, mut journal, mut resumed, mut kept, mut copy) = (None, None, None, None, None);
         match start {
             AttemptStart::Files(partial) => {
-                self.resumes_from = ResumeSource::Files(partial.journal.has_checkpoint());
+                self.resumes_from = ResumeSource::Files(Arc::clone(&partial.journal.has_checkpoint));
                 (staging, journal, resumed) = (Some(partial.staging), Some(partial.journal), partial.resumed);
             }
             AttemptStart::Bytes { kept: bytes, copy: writer } => (kept, copy) = (bytes, writer),

@@ -124,7 +124,7 @@ fn a_wrong_partial_layer_is_not_continued_though_another_pull_counts_on_it() {
     partial.journal.announce(checkpoint(PIECE.len() as u64));
     partial.journal.add_bytes(&PIECE);
     partial.journal.announce(checkpoint(2 * PIECE.len() as u64));
-    assert!(partial.journal.has_checkpoint().load(Ordering::Relaxed));
+    assert!(partial.journal.has_checkpoint.load(Ordering::Relaxed));
     drop(partial);
     assert_eq!(store.partial_bytes(), PIECE.len() as u64);
     let continued = ContinuedPartials::new(&store, 1);

@@ -11,7 +11,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Read as _, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
     sync::{
@@ -23,7 +23,6 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 const HEAD_LENGTH: usize = 4 + 4 + 8 + 8 + 1;
-/// A chunk is written at the latest when its records have this size.
 const RECORDS_MAX: usize = 64 << 10;
 /// Maximum size of a chunk's records: `RECORDS_MAX`, one block of input, and their lengths.
 const CHUNK_MAX: usize = 1 << 20;
@@ -35,12 +34,10 @@ pub(crate) enum StreamFormat {
     Gzip,
 }
 
-/// A position at which a blob's stream can be continued.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Checkpoint {
     /// The number of bytes of the blob up to this position. The last byte may also have bits of the next block.
     pub(crate) packed: u64,
-    /// The number of bytes of the archive before this position.
     pub(crate) plain: u64,
     pub(crate) format: StreamFormat,
 }
@@ -48,11 +45,7 @@ pub(crate) struct Checkpoint {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum JournalRecord {
     Bytes(Vec<u8>),
-    /// The archive continues with the next `length` bytes of the file `path`.
-    Content {
-        path: Vec<u8>,
-        length: u64,
-    },
+    Content { path: Vec<u8>, length: u64 },
 }
 
 #[derive(Clone, Copy)]
@@ -81,6 +74,7 @@ impl Piece<'_> {
 }
 
 /// Appends to a journal. A failed write ends the journal, not the pull.
+#[derive(Default)]
 pub(crate) struct JournalWriter {
     file: Option<File>,
     attempt: u32,
@@ -92,28 +86,18 @@ pub(crate) struct JournalWriter {
     checkpoint: Option<Checkpoint>,
     records: Vec<JournalRecord>,
     size: usize,
-    has_checkpoint: Arc<AtomicBool>,
+    pub(crate) has_checkpoint: Arc<AtomicBool>,
 }
 
 impl JournalWriter {
-    fn new(file: File, attempt: u32, known: u64) -> Self {
-        let (file, has_checkpoint) = (Some(file), Arc::new(AtomicBool::new(known > 0)));
-        let (start, position, checkpoint, records, size) = (None, 0, None, Vec::new(), 0);
-        Self { file, attempt, start, position, known, checkpoint, records, size, has_checkpoint }
+    /// Creates a journal, or continues one after its checkpoint `last`, which has the journal's length up to it.
+    pub(super) fn open(path: &Path, attempt: u32, last: Option<(Checkpoint, u64)>) -> io::Result<Self> {
+        let file = Some(OpenOptions::new().append(true).create_new(last.is_none()).mode(0o600).open(path)?);
+        let known = last.map_or(0, |(checkpoint, _)| checkpoint.plain);
+        let (start, has_checkpoint) = (last.map(|(_, length)| length), Arc::new(AtomicBool::new(known > 0)));
+        Ok(Self { file, attempt, start, known, has_checkpoint, ..Self::default() })
     }
 
-    pub(super) fn create(path: &Path, attempt: u32) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
-        Ok(Self::new(file, attempt, 0))
-    }
-
-    /// Continues a journal after its last checkpoint. `length` is the journal's length up to that checkpoint.
-    pub(super) fn resume(path: &Path, attempt: u32, (checkpoint, length): (Checkpoint, u64)) -> io::Result<Self> {
-        let file = OpenOptions::new().append(true).open(path)?;
-        Ok(Self { start: Some(length), ..Self::new(file, attempt, checkpoint.plain) })
-    }
-
-    /// Announces the next checkpoint, which the consumed bytes have not reached yet.
     pub(crate) fn announce(&mut self, checkpoint: Checkpoint) {
         if self.checkpoint.is_some_and(|reached| reached.plain == self.position) {
             let reached = self.checkpoint.take();
@@ -124,10 +108,6 @@ impl JournalWriter {
         }
     }
 
-    pub(crate) fn has_checkpoint(&self) -> Arc<AtomicBool> {
-        Arc::clone(&self.has_checkpoint)
-    }
-
     pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
         self.add(Piece::Bytes(bytes));
     }
@@ -136,7 +116,6 @@ impl JournalWriter {
         self.add(Piece::Content(path, length));
     }
 
-    /// Empties the journal, so that no later attempt can continue the layer.
     pub(crate) fn invalidate(&mut self) {
         if let Some(file) = self.file.take() {
             // An empty journal has no checkpoint. If this truncation fails, the archive's digest detects wrong bytes.
@@ -211,44 +190,39 @@ fn encode_chunk(
     records: &[JournalRecord],
 ) -> io::Result<Vec<u8>> {
     let records = postcard::to_stdvec(records).map_err(io::Error::other)?;
-    let payload = zstd::bulk::compress(&records, ZSTD_LEVEL)?;
-    let length = u32::try_from(payload.len()).map_err(io::Error::other)?;
-    let format = match checkpoint.map(|checkpoint| checkpoint.format) {
-        None => 0,
-        Some(StreamFormat::Plain) => 1,
-        Some(StreamFormat::Gzip) => 2,
-    };
-    let packed = checkpoint.map_or(0, |checkpoint| checkpoint.packed);
-    let mut chunk = Vec::with_capacity(HEAD_LENGTH + payload.len());
-    chunk.extend(length.to_le_bytes());
-    chunk.extend(attempt.to_le_bytes());
-    chunk.extend(plain.to_le_bytes());
-    chunk.extend(packed.to_le_bytes());
-    chunk.push(format);
-    chunk.extend(payload);
+    let bytes = zstd::bulk::compress(&records, ZSTD_LEVEL)?;
+    let payload = u32::try_from(bytes.len()).map_err(io::Error::other)?;
+    let format = checkpoint.map_or(0, |checkpoint| 1 + checkpoint.format as u8);
+    let head = Head { payload, attempt, plain, packed: checkpoint.map_or(0, |checkpoint| checkpoint.packed), format };
+    let mut chunk = postcard::to_stdvec(&head).map_err(io::Error::other)?;
+    chunk.extend(bytes);
     Ok(chunk)
 }
 
+/// The head of a chunk: little-endian numbers of fixed size.
+#[derive(Serialize, Deserialize)]
 struct Head {
+    #[serde(with = "postcard::fixint::le")]
+    payload: u32,
+    #[serde(with = "postcard::fixint::le")]
     attempt: u32,
+    #[serde(with = "postcard::fixint::le")]
     plain: u64,
-    checkpoint: Option<Checkpoint>,
-    payload: usize,
+    #[serde(with = "postcard::fixint::le")]
+    packed: u64,
+    /// Zero for a chunk that does not end at a checkpoint.
+    format: u8,
 }
 
 impl Head {
     fn parse(head: &[u8; HEAD_LENGTH]) -> Option<Self> {
-        let four = |at: usize| head[at..].first_chunk().map(|bytes| u32::from_le_bytes(*bytes));
-        let eight = |at: usize| head[at..].first_chunk().map(|bytes| u64::from_le_bytes(*bytes));
-        let (payload, attempt, plain, packed) = (usize::try_from(four(0)?).ok()?, four(4)?, eight(8)?, eight(16)?);
-        let format = match head[24] {
-            0 => None,
-            1 => Some(StreamFormat::Plain),
-            2 => Some(StreamFormat::Gzip),
-            _ => return None,
-        };
-        let checkpoint = format.map(|format| Checkpoint { packed, plain, format });
-        (payload <= CHUNK_MAX).then_some(Self { attempt, plain, checkpoint, payload })
+        let head: Self = postcard::from_bytes(head).ok()?;
+        (head.payload as usize <= CHUNK_MAX && head.format <= 2).then_some(head)
+    }
+
+    fn checkpoint(&self) -> Option<Checkpoint> {
+        let format = [None, Some(StreamFormat::Plain), Some(StreamFormat::Gzip)][usize::from(self.format)]?;
+        Some(Checkpoint { packed: self.packed, plain: self.plain, format })
     }
 }
 
@@ -267,8 +241,9 @@ impl JournalSummary {
         let mut head = [0; HEAD_LENGTH];
         while at + HEAD_LENGTH as u64 <= length {
             file.read_exact_at(&mut head, at)?;
-            let Some(Head { attempt, plain, checkpoint, payload }) = Head::parse(&head) else { break };
-            at += (HEAD_LENGTH + payload) as u64;
+            let Some(head) = Head::parse(&head) else { break };
+            let Head { attempt, plain, payload, .. } = head;
+            at += HEAD_LENGTH as u64 + u64::from(payload);
             if at > length || plain < summary.plain {
                 break;
             }
@@ -277,7 +252,7 @@ impl JournalSummary {
                 summary.last = newest.take().or(summary.last);
             }
             (summary.attempt, summary.plain) = (attempt, plain);
-            newest = checkpoint.map(|checkpoint| (checkpoint, at)).or(newest);
+            newest = head.checkpoint().map(|checkpoint| (checkpoint, at)).or(newest);
         }
         let plain = newest.filter(|(checkpoint, _)| checkpoint.format == StreamFormat::Plain);
         summary.last = plain.or(summary.last);
@@ -285,23 +260,15 @@ impl JournalSummary {
     }
 }
 
-pub(crate) struct JournalReader {
-    file: File,
-    at: u64,
-}
+pub(crate) struct JournalReader(pub(super) File);
 
 impl JournalReader {
-    pub(super) fn new(file: File) -> Self {
-        Self { file, at: 0 }
-    }
-
-    /// The records of the next chunk, or `None` at the end or at an incomplete chunk.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<JournalRecord>>> {
         let mut head = [0; HEAD_LENGTH];
         let Some(Head { payload, .. }) = self.read(&mut head)?.then(|| Head::parse(&head)).flatten() else {
             return Ok(None);
         };
-        let mut bytes = vec![0; payload];
+        let mut bytes = vec![0; payload as usize];
         if !self.read(&mut bytes)? {
             return Ok(None);
         }
@@ -310,12 +277,10 @@ impl JournalReader {
     }
 
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<bool> {
-        match self.file.read_exact_at(bytes, self.at) {
-            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(false),
-            read => read?,
+        match self.0.read_exact(bytes) {
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+            read => read.map(|()| true),
         }
-        self.at += bytes.len() as u64;
-        Ok(true)
     }
 }
 
@@ -332,13 +297,13 @@ mod tests {
     }
 
     fn records(path: &Path) -> Vec<JournalRecord> {
-        let mut replay = JournalReader::new(File::open(path).unwrap());
+        let mut replay = JournalReader(File::open(path).unwrap());
         std::iter::from_fn(|| replay.next().unwrap()).flatten().collect()
     }
 
     /// Two checkpoints; the second one is in the middle of a file.
     fn written(path: &Path) {
-        let mut journal = JournalWriter::create(path, 1).unwrap();
+        let mut journal = JournalWriter::open(path, 1, None).unwrap();
         journal.announce(checkpoint(50, 6));
         journal.add_bytes(b"head");
         journal.add_bytes(b"er");
@@ -369,7 +334,7 @@ mod tests {
         let path = folder.path().join("journal");
         written(&path);
         let (before, last) = (summary(&path), summary(&path).last.unwrap());
-        let mut journal = JournalWriter::resume(&path, 2, last).unwrap();
+        let mut journal = JournalWriter::open(&path, 2, Some(last)).unwrap();
         // The bytes that it has are not added again, and it stays as it is until others come.
         journal.add_bytes(b"hea");
         assert_eq!(summary(&path), before);
@@ -397,12 +362,12 @@ mod tests {
             let mut wrong = whole.clone();
             wrong[at] ^= 0xff;
             std::fs::write(&path, wrong).unwrap();
-            let mut replay = JournalReader::new(File::open(&path).unwrap());
+            let mut replay = JournalReader(File::open(&path).unwrap());
             // An error or an end, and no panic.
             while let Ok(Some(_)) = replay.next() {}
         }
         std::fs::remove_file(&path).unwrap();
-        let mut journal = JournalWriter::create(&path, 1).unwrap();
+        let mut journal = JournalWriter::open(&path, 1, None).unwrap();
         (0..100_000_u32).for_each(|number| journal.add_bytes(&number.to_le_bytes()));
         assert!(summary(&path).plain > 300_000, "records are written without a checkpoint, too");
         journal.invalidate();

@@ -19,14 +19,11 @@ use std::{
     time::SystemTime,
 };
 
-use imagelet_core::{durable::replace_file_unsynced, error::RuntimeError, failpoint};
+use imagelet_core::{durable::replace_file_unsynced, error::RuntimeError, failpoint, image::Digest};
 use rustix::fd::OwnedFd;
 use serde::{Deserialize, Serialize};
 
-use super::{
-    journal::{Checkpoint, JournalReader, JournalSummary, JournalWriter, StreamFormat},
-    partial_key::PartialKey,
-};
+use super::journal::{Checkpoint, JournalReader, JournalSummary, JournalWriter, StreamFormat};
 use crate::layer_folders::open_folder;
 use crate::store::{
     LayerEnd, Resumption, Store, SyncView, TREE, could_not,
@@ -36,6 +33,24 @@ use crate::store::{
     staging::{CONDITIONS, JOURNAL, PREVIOUS, PartialLayerGuard, Staging},
 };
 
+pub(in crate::store) const PARTIAL_SUFFIX: &str = ".partial";
+
+/// Identifies a partial blob or layer: its digest, and its repository if other repositories must not use it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct PartialKey {
+    pub(crate) digest: Digest,
+    /// For a file of an artifact, contains the digest of the repository's name. Repositories share an image's layers.
+    pub(in crate::store) file_name: String,
+}
+
+impl PartialKey {
+    pub(crate) fn new(digest: &Digest, repository: Option<&str>) -> Self {
+        let repository = repository.map(|repository| format!("-{}", Digest::of(repository.as_bytes()).hex()));
+        let (algorithm, hex, repository) = (digest.algorithm().name(), digest.hex(), repository.unwrap_or_default());
+        Self { digest: digest.clone(), file_name: format!("{algorithm}-{hex}{repository}{PARTIAL_SUFFIX}") }
+    }
+}
+
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct ResumeConditions {
     boot: String,
@@ -43,7 +58,6 @@ struct ResumeConditions {
     attempt: u32,
 }
 
-/// A layer that is being unpacked, whose folder stays for the next pull if this pull fails.
 pub(crate) struct PartialLayer {
     pub(crate) staging: Staging,
     pub(crate) journal: JournalWriter,
@@ -150,7 +164,6 @@ pub(in crate::store) fn partial_layer_size(folder: &Path) -> u64 {
     summary(folder).map_or(0, |summary| summary.plain)
 }
 
-/// The time of the last write to a partial layer. A layer without a journal counts as old.
 pub(in crate::store) fn partial_layer_modified(folder: &Path) -> SystemTime {
     let journal = fs::metadata(folder.join(JOURNAL));
     journal.and_then(|journal| journal.modified()).unwrap_or(SystemTime::UNIX_EPOCH)
@@ -163,7 +176,7 @@ fn summary(folder: &Path) -> io::Result<JournalSummary> {
 fn begin(folder: &Path, conditions: &ResumeConditions) -> io::Result<JournalWriter> {
     fs::create_dir(folder)?;
     write_conditions(folder, conditions)?;
-    JournalWriter::create(&folder.join(JOURNAL), conditions.attempt)
+    JournalWriter::open(&folder.join(JOURNAL), conditions.attempt, None)
 }
 
 fn write_conditions(folder: &Path, conditions: &ResumeConditions) -> io::Result<()> {
@@ -197,8 +210,8 @@ fn resume(folder: &Path, wanted: &ResumeConditions, size: u64) -> io::Result<Opt
         fs::rename(&tree, &previous)?;
     }
     failpoint!("partial.previous");
-    let writer = JournalWriter::resume(&journal, attempt, last)?;
+    let writer = JournalWriter::open(&journal, attempt, Some(last))?;
     let previous = Arc::new(open_folder(&previous)?);
-    let journal = JournalReader::new(File::open(&journal)?);
+    let journal = JournalReader(File::open(&journal)?);
     Ok(Some((writer, ResumedLayer { journal, previous, checkpoint: last.0 })))
 }
