@@ -9,7 +9,6 @@ use imagelet_core::{
 
 use crate::registry::Registry;
 
-/// Tries each source with each of its credentials, until an attempt succeeds. Returns the last error.
 pub(super) async fn first_source<T, F>(
     names: &[String],
     credentials: &Credentials<'_>,

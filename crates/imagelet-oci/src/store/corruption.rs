@@ -132,7 +132,6 @@ impl Store {
 
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
-        // `names.json` must name only synced content.
         self.sync_background()?;
         self.replace_names(&mut self.index()).map_err(could_not("write the names of", &self.root))
     }

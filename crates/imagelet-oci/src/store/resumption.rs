@@ -27,7 +27,6 @@ impl Resumption {
         use RuntimeErrorKind::{
             Corrupt, Defect, DiskFull, InvalidArgument, SignatureInvalid, Unacceptable, Unsupported,
         };
-        // After any other error, of the registry, network, caller or store, a later pull may continue the content.
         if matches!(
             error.kind(),
             Corrupt | Unacceptable | Unsupported | InvalidArgument | SignatureInvalid | DiskFull | Defect

@@ -40,7 +40,6 @@ impl Lock {
     }
 
     pub(crate) fn record_progress(&self) {
-        // If this fails, the waiting processes only give up earlier.
         let _ = self.0.set_modified(SystemTime::now());
     }
 }
@@ -49,7 +48,6 @@ impl Drop for Lock {
     /// Releases the lock explicitly. A child process has a copy of the descriptor until exec, so a close may not
     /// release the lock; see flock(2).
     fn drop(&mut self) {
-        // If this fails, the kernel releases the lock when the last copy of the descriptor is closed.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
@@ -66,7 +64,6 @@ pub fn command_of_owner(root: &Path) -> Option<String> {
     let holder = holder(&mut open_to_read(root)?);
     let (pid, _) = holder.split_once(' ').filter(|_| !is_daemon(&holder))?;
     let pid = pid.parse::<u32>().ok().filter(|pid| *pid != std::process::id())?;
-    // The file may name an owner that has already ended.
     Path::new("/proc").join(pid.to_string()).exists().then(|| process(&holder))
 }
 

@@ -22,12 +22,10 @@ use crate::unpack::DiskUsage;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct ImageRecord {
     pub id: Digest,
-    /// The digest of the index, if the pulled name refers to an index.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub index: Option<Digest>,
     #[serde(flatten)]
     pub pulled: PulledManifest,
-    /// Bytes of the manifest and the configuration.
     pub metadata_size: u64,
     #[serde(default)]
     pub user: String,
@@ -74,7 +72,6 @@ pub(crate) struct LayerRecord {
     /// The id of the only boot that may use the layer, because the layer is not synced; `None` if the layer is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
-    /// Whether the layer is for the store or for a sink. A sink's layer stays in `tmp/` until the sink takes it.
     #[serde(default, rename = "for_sink")]
     pub end: LayerEnd,
     /// Digests of the other files in the layer's folder.
@@ -123,7 +120,6 @@ impl ImageRecord {
 
 pub(crate) const TREE: &str = "fs";
 
-/// The disk usage of a folder, including a record that is not yet written into it.
 fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Serialize) -> io::Result<DiskUsage> {
     folder_usage::measure(folder, known)?.with_file(folder, checksum::seal(record).len())
 }
