@@ -278,7 +278,7 @@ impl BufRead for BlockReader {
 impl LayerInput for BlockReader {
     fn consume_content(&mut self, bytes: usize, path: &[u8]) {
         if let Some(journal) = &mut self.journal {
-            journal.add_content(path, bytes as u64);
+            journal.add_content(path, bytes);
         }
         self.position += bytes;
     }

@@ -12,6 +12,7 @@
 use std::{
     fs::{File, OpenOptions},
     io::{self, Read as _, Write as _},
+    ops::Range,
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
     sync::{
@@ -46,31 +47,6 @@ pub(crate) struct Checkpoint {
 pub(crate) enum JournalRecord {
     Bytes(Vec<u8>),
     Content { path: Vec<u8>, length: u64 },
-}
-
-#[derive(Clone, Copy)]
-enum Piece<'a> {
-    Bytes(&'a [u8]),
-    Content(&'a [u8], u64),
-}
-
-impl Piece<'_> {
-    fn length(&self) -> u64 {
-        match self {
-            Self::Bytes(bytes) => bytes.len() as u64,
-            Self::Content(_, length) => *length,
-        }
-    }
-
-    fn split(self, at: u64) -> (Self, Self) {
-        match self {
-            Self::Bytes(bytes) => {
-                let (head, tail) = bytes.split_at(usize::try_from(at).unwrap_or(bytes.len()));
-                (Self::Bytes(head), Self::Bytes(tail))
-            }
-            Self::Content(path, length) => (Self::Content(path, at), Self::Content(path, length - at)),
-        }
-    }
 }
 
 /// Appends to a journal. A failed write ends the journal, not the pull.
@@ -109,11 +85,26 @@ impl JournalWriter {
     }
 
     pub(crate) fn add_bytes(&mut self, bytes: &[u8]) {
-        self.add(Piece::Bytes(bytes));
+        self.add(bytes.len(), |journal, range| {
+            let bytes = &bytes[range];
+            if let Some(JournalRecord::Bytes(last)) = journal.records.last_mut() {
+                last.extend_from_slice(bytes);
+            } else {
+                journal.records.push(JournalRecord::Bytes(bytes.to_vec()));
+                journal.size += size_of::<JournalRecord>();
+            }
+            journal.size += bytes.len();
+        });
     }
 
-    pub(crate) fn add_content(&mut self, path: &[u8], length: u64) {
-        self.add(Piece::Content(path, length));
+    pub(crate) fn add_content(&mut self, path: &[u8], length: usize) {
+        self.add(length, |journal, range| match journal.records.last_mut() {
+            Some(JournalRecord::Content { path: last, length }) if *last == path => *length += range.len() as u64,
+            _ => {
+                journal.size += path.len() + size_of::<JournalRecord>();
+                journal.records.push(JournalRecord::Content { path: path.to_vec(), length: range.len() as u64 });
+            }
+        });
     }
 
     pub(crate) fn invalidate(&mut self) {
@@ -124,8 +115,10 @@ impl JournalWriter {
         }
     }
 
-    fn add(&mut self, mut piece: Piece<'_>) {
-        while self.file.is_some() && piece.length() > 0 {
+    /// Consumes the archive's next `length` bytes. Calls `record` with each range of them that the journal lacks.
+    fn add(&mut self, length: usize, record: impl Fn(&mut Self, Range<usize>)) {
+        let mut at = 0;
+        while self.file.is_some() && at < length {
             if self.checkpoint.is_some_and(|checkpoint| checkpoint.plain == self.position) {
                 let checkpoint = self.checkpoint.take();
                 self.write(checkpoint);
@@ -133,37 +126,18 @@ impl JournalWriter {
             }
             let next = self.checkpoint.map_or(u64::MAX, |next| next.plain);
             let until = if self.position < self.known { self.known } else { next };
-            let (head, tail) = piece.split(piece.length().min(until - self.position));
+            let left = usize::try_from(until - self.position).unwrap_or(usize::MAX);
+            let range = at..at.saturating_add(left).min(length);
+            at = range.end;
+            let position = self.position + range.len() as u64;
             if self.position >= self.known {
-                self.push(head);
+                record(self, range);
             }
-            self.position += head.length();
-            piece = tail;
+            self.position = position;
             if self.size >= RECORDS_MAX {
                 self.write(None);
             }
         }
-    }
-
-    fn push(&mut self, piece: Piece<'_>) {
-        self.size += match (self.records.last_mut(), piece) {
-            (Some(JournalRecord::Bytes(last)), Piece::Bytes(bytes)) => {
-                last.extend_from_slice(bytes);
-                bytes.len()
-            }
-            (Some(JournalRecord::Content { path, length }), Piece::Content(same, more)) if *path == same => {
-                *length += more;
-                0
-            }
-            (_, Piece::Bytes(bytes)) => {
-                self.records.push(JournalRecord::Bytes(bytes.to_vec()));
-                bytes.len() + size_of::<JournalRecord>()
-            }
-            (_, Piece::Content(path, length)) => {
-                self.records.push(JournalRecord::Content { path: path.to_vec(), length });
-                path.len() + size_of::<JournalRecord>()
-            }
-        };
     }
 
     fn write(&mut self, checkpoint: Option<Checkpoint>) {
