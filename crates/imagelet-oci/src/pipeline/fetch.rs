@@ -335,7 +335,7 @@ pub(super) fn copy_to(
             if writer.is_reserved() {
                 written_bytes.add(bytes.len() as u64);
             }
-            if !writer.is_wanted() {
+            if !writer.is_wanted {
                 break;
             }
         }

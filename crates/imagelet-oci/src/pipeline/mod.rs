@@ -429,7 +429,7 @@ impl LayerAttempt<'_> {
         let reader_wait = ReaderWait::default();
         let compressed = FrameReader::new(frames_out, reader_wait.clone(), written_bytes.clone());
         let copy = copy.map(|writer| {
-            if !writer.is_resumable() {
+            if !writer.resumption.is_allowed() {
                 self.resumes_from = ResumeSource::Nothing;
             }
             let (copy, copying) = copy_to(writer, written_bytes.clone(), None);

@@ -299,15 +299,16 @@ impl Drop for ContinuedPartials {
 pub(crate) struct BlobWriter {
     store: Arc<Store>,
     key: PartialKey,
-    path: PathBuf,
+    pub(super) path: PathBuf,
     file: Option<File>,
     length: u64,
     measured: Option<u64>,
     written_back: u64,
     purpose: BlobPurpose,
     revoked: Arc<AtomicBool>,
-    resumption: Resumption,
-    is_wanted: bool,
+    pub(crate) resumption: Resumption,
+    /// Whether [`Self::write`] still writes to the disk.
+    pub(crate) is_wanted: bool,
     length_min: u64,
 }
 
@@ -364,16 +365,8 @@ impl BlobWriter {
         self.length_min = 1;
     }
 
-    pub(crate) fn is_wanted(&self) -> bool {
-        self.is_wanted
-    }
-
     pub(crate) fn is_reserved(&self) -> bool {
         matches!(self.purpose, BlobPurpose::Keep(_))
-    }
-
-    pub(crate) fn is_resumable(&self) -> bool {
-        self.resumption.is_allowed()
     }
 
     /// Closes the complete file, so that a file system such as XFS frees the file's preallocated blocks.
@@ -389,10 +382,6 @@ impl BlobWriter {
         failpoint!("blob.written");
         self.is_wanted = self.is_reserved();
         self.is_wanted.then_some(self)
-    }
-
-    pub(super) fn path(&self) -> &Path {
-        &self.path
     }
 
     pub(super) fn discard(mut self) {

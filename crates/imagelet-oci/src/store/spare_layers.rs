@@ -96,7 +96,8 @@ impl StagedLayer {
         let Some(boot) = self.store.boot.as_deref().filter(|_| resumption.is_allowed()) else { return Ok(self) };
         let Spare { folder, record, origin, .. } = &mut self.unpacked;
         (origin.boot, origin.repository) = (boot.to_owned(), repository.to_owned());
-        origin.write(folder).map_err(not_recorded(record))?;
+        fs::write(folder.join(SPARE_RECORD), checksum::seal(origin)).map_err(not_recorded(record))?;
+        failpoint!("layer.resumable");
         self.resumption = Some(resumption.clone());
         Ok(self)
     }
@@ -122,7 +123,7 @@ impl StagedLayer {
             let record = folder.join("layer.json");
             fs::remove_file(&record).map_err(could_not("remove", &record))?;
         }
-        Ok((folder.join(TREE), self.blob.as_ref().map(|blob| blob.path().to_owned())))
+        Ok((folder.join(TREE), self.blob.as_ref().map(|blob| blob.path.clone())))
     }
 
     /// Whether the caller may link the layer's files. Only the first may: a file in two trees outlives the removal of

@@ -100,7 +100,7 @@ fn a_full_disk_leaves_the_first_bytes_of_a_file_for_the_next_attempt() {
     // A blob that has another writer is not continued.
     let _writer = unfinished(&store);
     let again = store.write_blob_again(&key(), BlobPurpose::Keep(0)).unwrap().expect("a file of its own");
-    assert!(!again.is_resumable());
+    assert!(!again.resumption.is_allowed());
 }
 
 #[test]

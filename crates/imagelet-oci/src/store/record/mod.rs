@@ -10,7 +10,6 @@ use std::{
 };
 
 use imagelet_core::{
-    failpoint,
     image::{Artifact, Digest, ImageId},
     ports::{PulledLayer, PulledManifest},
 };
@@ -132,14 +131,6 @@ pub(crate) struct SpareRecord {
     pub(crate) boot: String,
     pub(crate) repository: String,
     pub(crate) entry: PulledLayer,
-}
-
-impl SpareRecord {
-    pub(crate) fn write(&self, folder: &Path) -> io::Result<()> {
-        fs::write(folder.join(SPARE_RECORD), checksum::seal(self))?;
-        failpoint!("layer.resumable");
-        Ok(())
-    }
 }
 
 /// The hex digits of an id, for a path. An invalid id becomes `none`, so that it cannot lead out of the folder.
