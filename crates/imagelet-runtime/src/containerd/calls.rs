@@ -185,12 +185,7 @@ impl ContainerdClient {
         self.plugins("io.containerd.snapshotter.v1").await
     }
 
-    /// The plugins that store blobs. Usually, containerd has only one of them.
-    pub(crate) async fn content_stores(&self) -> Answer<Vec<introspection::Plugin>> {
-        self.plugins("io.containerd.content.v1").await
-    }
-
-    async fn plugins(&self, kind: &str) -> Answer<Vec<introspection::Plugin>> {
+    pub(crate) async fn plugins(&self, kind: &str) -> Answer<Vec<introspection::Plugin>> {
         let message = introspection::PluginsRequest { filters: vec![format!("type=={kind}")] };
         self.ask_many("Introspection.Plugins", "", message).await
     }

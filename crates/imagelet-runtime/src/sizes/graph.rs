@@ -143,13 +143,17 @@ struct Nodes<'a> {
     snapshots: HashMap<(&'a str, &'a str), u32>,
     /// All snapshots with their snapshotters, in the order of their numbers.
     listed: Vec<(&'a str, &'a snapshots::Info)>,
-    references: Vec<Vec<u32>>,
-    configs: Vec<Option<&'a str>>,
-    /// For each resource, its references to snapshots of a snapshotter that could not be listed.
-    unseen: Vec<Vec<(&'a str, &'a str)>>,
+    resources: Vec<Resource<'a>>,
     steps_left: usize,
-    /// For each resource, the number of the last walk that visited it.
-    seen: Vec<usize>,
+    walk: usize,
+}
+
+struct Resource<'a> {
+    references: Vec<u32>,
+    config: Option<&'a str>,
+    /// References to snapshots of a snapshotter that could not be listed.
+    unseen: Vec<(&'a str, &'a str)>,
+    /// The number of the last walk that visited the resource.
     walk: usize,
 }
 
@@ -162,51 +166,37 @@ struct Reached {
 impl<'a> Nodes<'a> {
     fn of(listed: &'a Listed) -> Self {
         let number = |at: usize| u32::try_from(at).expect("lists are bounded well below");
-        let mut contents = HashMap::with_capacity(listed.contents.len());
-        for (at, blob) in listed.contents.iter().enumerate() {
-            contents.insert(blob.digest.as_str(), number(at));
-        }
+        let blobs = listed.contents.iter().enumerate();
+        let contents = blobs.map(|(at, blob)| (blob.digest.as_str(), number(at))).collect();
         let all: Vec<(&str, &snapshots::Info)> = listed
             .snapshots
             .iter()
             .flat_map(|(snapshotter, snapshots)| snapshots.iter().map(|snapshot| (snapshotter.as_str(), snapshot)))
             .collect();
-        let mut snapshots = HashMap::with_capacity(all.len());
-        for (at, (snapshotter, snapshot)) in all.iter().enumerate() {
-            snapshots.insert((*snapshotter, snapshot.name.as_str()), number(listed.contents.len() + at));
-        }
-        let count = listed.contents.len() + all.len();
-        let mut nodes = Self {
-            contents,
-            snapshots,
-            listed: all,
-            references: Vec::with_capacity(count),
-            configs: Vec::with_capacity(count),
-            unseen: Vec::with_capacity(count),
-            steps_left: STEPS_MAX,
-            seen: vec![0; count],
-            walk: 0,
-        };
-        for blob in &listed.contents {
-            nodes.refer(&blob.labels, None, listed);
-        }
-        for (snapshotter, snapshot) in nodes.listed.clone() {
-            nodes.refer(&snapshot.labels, Some((snapshotter, snapshot.parent.as_str())), listed);
-        }
+        let snapshots = all.iter().zip(listed.contents.len()..);
+        let snapshots =
+            snapshots.map(|((snapshotter, it), at)| ((*snapshotter, it.name.as_str()), number(at))).collect();
+        let (resources, steps_left) = (Vec::new(), STEPS_MAX);
+        let mut nodes = Self { contents, snapshots, listed: all, resources, steps_left, walk: 0 };
+        let blobs = listed.contents.iter().map(|blob| (&blob.labels, None));
+        let parents =
+            nodes.listed.iter().map(|(snapshotter, it)| (&it.labels, Some((*snapshotter, it.parent.as_str()))));
+        let resources = blobs.chain(parents).map(|(labels, parent)| nodes.resource(labels, parent, listed)).collect();
+        nodes.resources = resources;
         nodes
     }
 
-    fn refer(&mut self, labels: &'a BTreeMap<String, String>, parent: Option<(&'a str, &'a str)>, listed: &Listed) {
-        let (mut references, mut unseen) = (self.labelled(labels), Vec::new());
+    fn resource(
+        &self,
+        labels: &'a BTreeMap<String, String>,
+        parent: Option<(&'a str, &'a str)>,
+        listed: &Listed,
+    ) -> Resource<'a> {
+        let mut references = self.labelled(labels);
         references.extend(parent.and_then(|parent| self.snapshots.get(&parent)));
-        for (snapshotter, name) in labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value)) {
-            if !listed.snapshots.contains_key(snapshotter) {
-                unseen.push((snapshotter, name));
-            }
-        }
-        self.references.push(references);
-        self.unseen.push(unseen);
-        self.configs.push(labels.get(REFERS_TO_CONFIG).map(String::as_str));
+        let named = labels.iter().filter_map(|(key, value)| refers_to_snapshot(key, value));
+        let unseen = named.filter(|(snapshotter, _)| !listed.snapshots.contains_key(*snapshotter)).collect();
+        Resource { references, config: labels.get(REFERS_TO_CONFIG).map(String::as_str), unseen, walk: 0 }
     }
 
     fn labelled(&self, labels: &'a BTreeMap<String, String>) -> Vec<u32> {
@@ -250,13 +240,13 @@ impl<'a> Nodes<'a> {
         let (mut found, mut open) = (Reached::default(), roots.into_iter().collect::<Vec<u32>>());
         while let Some(node) = open.pop() {
             self.steps_left = self.steps_left.checked_sub(1).ok_or(TooEntangled)?;
-            let Ok(at) = usize::try_from(node) else { continue };
-            if std::mem::replace(&mut self.seen[at], self.walk) == self.walk {
+            let Some(resource) = usize::try_from(node).ok().and_then(|at| self.resources.get_mut(at)) else { continue };
+            if std::mem::replace(&mut resource.walk, self.walk) == self.walk {
                 continue;
             }
             found.nodes.push(node);
-            found.configs.extend(self.configs[at].map(str::to_owned));
-            open.extend(&self.references[at]);
+            found.configs.extend(resource.config.map(str::to_owned));
+            open.extend(&resource.references);
         }
         Ok(found)
     }
@@ -271,7 +261,7 @@ impl<'a> Nodes<'a> {
                 return Some(*place);
             }
             let at = usize::try_from(node).ok()?;
-            unseen.extend(self.unseen[at].iter().copied());
+            unseen.extend(self.resources[at].unseen.iter().copied());
             let held = held.contains(&node);
             let layer = match at.checked_sub(listed.contents.len()) {
                 None => {

@@ -94,7 +94,8 @@ impl ContainerdSizes {
             };
             stores.into_iter().filter_map(folder)
         };
-        let (contents, snapshotters) = tokio::join!(self.client.content_stores(), self.client.snapshotters());
+        let (contents, snapshotters) =
+            tokio::join!(self.client.plugins("io.containerd.content.v1"), self.client.snapshotters());
         PartFolders {
             contents: of(contents, "blobs").map(|(_, folder)| folder).next(),
             snapshots: of(snapshotters, "snapshots").collect(),
