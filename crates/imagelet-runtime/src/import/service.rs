@@ -26,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use super::decide::{
     AfterFailure, ImportMode, PreferredRegistries, Survey, after_failure, import_target, is_empty_folder, is_lasting,
 };
-use crate::cri::{RegistrySettings, RuntimeInfo, SnapshotterPlace};
+use crate::cri::RuntimeInfo;
 
 /// Time limit of a survey of the runtime.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
@@ -69,14 +69,6 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     async fn close(&self);
 }
 
-/// The parameters with which the site was opened. If one of them changes, the site is opened again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-struct SiteKey {
-    version: String,
-    place: Option<SnapshotterPlace>,
-    registries: RegistrySettings,
-}
-
 #[derive(Clone, Debug)]
 pub struct RouteTaken {
     /// The time at which the pull ended.
@@ -112,7 +104,8 @@ pub struct ImportingImages {
 struct Shared {
     /// The last successful survey.
     survey: Option<Survey>,
-    opened: Option<SiteKey>,
+    /// The runtime for which the site is open. After a change of the runtime, the site is opened again.
+    opened: Option<RuntimeInfo>,
     preferred: PreferredRegistries,
     routes: VecDeque<RouteTaken>,
 }
@@ -230,13 +223,8 @@ impl ImportingImages {
 
     /// Opens the site, unless it is already open for this runtime and its settings.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
-        let key = SiteKey {
-            version: runtime.version.clone(),
-            place: runtime.place().cloned(),
-            registries: runtime.configuration.registries.clone(),
-        };
         let _opening = self.opening.lock().await;
-        if locked(&self.shared).opened.as_ref() == Some(&key) {
+        if locked(&self.shared).opened.as_ref() == Some(runtime) {
             return Ok(());
         }
         locked(&self.shared).opened = None;
@@ -245,7 +233,7 @@ impl ImportingImages {
             let socket = self.site.socket().display();
             Err(ForwardReason::ApiAway(format!("it did not open at `{socket}` within {} s", OPEN_MAX.as_secs())))
         })?;
-        locked(&self.shared).opened = Some(key);
+        locked(&self.shared).opened = Some(runtime.clone());
         Ok(())
     }
 

@@ -175,7 +175,7 @@ impl ImportRun {
     }
 
     async fn put_layer(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
-        if let Some(blob) = tree.blob.clone().filter(|_| self.containerd.keep_blobs) {
+        if let Some(blob) = tree.blob.clone().filter(|_| self.containerd.config.keep_blobs) {
             self.uninterrupted(|run| async move { run.write_blob(index, &blob).await }).await?;
         }
         let rebases = self.containerd.rebases && !needs_lower(&tree);
@@ -226,7 +226,16 @@ impl ImportRun {
             parent: if rebases { self.parent_name(index) } else { String::new() },
         };
         match self.client.commit(message).await {
-            Ok(()) if rebases && !self.is_committed_or_removed(index).await? => return Ok(Taken::BaseGone),
+            Ok(()) if rebases => {
+                let found = self.is_committed(index).await;
+                if found.is_err() {
+                    // containerd ignored the parent at the commit.
+                    self.client.remove_snapshot(OVERLAYFS, self.chains[index].as_str()).await?;
+                }
+                if !found? {
+                    return Ok(Taken::BaseGone);
+                }
+            }
             Ok(()) => {}
             Err(error) if error.code() == Code::AlreadyExists => {
                 self.client.remove_snapshot(OVERLAYFS, &key).await?;
@@ -242,18 +251,7 @@ impl ImportRun {
 
     fn labels(&self, index: usize) -> Labels {
         let (chain, diff_id) = (&self.chains[index], &self.image.layers[index].diff_id);
-        records::snapshot_labels(chain, self.parent(index), diff_id, &self.containerd.version)
-    }
-
-    /// Whether a committed snapshot exists. Removes the snapshot if containerd ignored its parent at the commit.
-    async fn is_committed_or_removed(&self, index: usize) -> Result<bool, RuntimeError> {
-        match self.is_committed(index).await {
-            Err(error) => {
-                self.client.remove_snapshot(OVERLAYFS, self.chains[index].as_str()).await?;
-                Err(error)
-            }
-            found => found,
-        }
+        records::snapshot_labels(chain, self.parent(index), diff_id, &self.containerd.config.version)
     }
 
     /// Prepares a snapshot for a layer. Returns `None` if the layer exists or a lower layer is gone.
@@ -272,7 +270,7 @@ impl ImportRun {
             match self.client.prepare(message).await {
                 Ok(mounts) => {
                     failpoint!("import.prepared");
-                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.place.folder());
+                    let folders = SnapshotFolders::of_mounts(&mounts, &self.containerd.config.place.folder());
                     return match folders {
                         Ok(folders) => Ok(Some((key, folders))),
                         Err(why) => {

@@ -9,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-use imagelet_core::{error::RuntimeError, lock::locked, ports::ImageService};
+use imagelet_core::{error::RuntimeError, lock::locked};
 use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 
-use crate::{
-    containerd::{ContainerdClient, LeaseId},
-    cri::SnapshotterPlace,
-};
+use super::ContainerdConfig;
+use crate::containerd::{ContainerdClient, LeaseId};
 
 /// The lifetime of an import's lease. It is longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);
@@ -25,14 +23,10 @@ static RUNNING: Mutex<BTreeSet<LeaseId>> = Mutex::new(BTreeSet::new());
 
 #[derive(Debug)]
 pub(crate) struct ContainerdParts {
+    pub(crate) config: ContainerdConfig,
     pub(crate) client: ContainerdClient,
-    pub(crate) place: SnapshotterPlace,
     /// On: the commit sets the parent of a snapshot. Off: the preparation sets the parent.
     pub(crate) rebases: bool,
-    /// The version of containerd that CRI reports.
-    pub(crate) version: String,
-    pub(crate) keep_blobs: bool,
-    pub(crate) cri: Arc<dyn ImageService>,
     /// Whether the lease of an ended import may still exist. If so, the next import first ends stale leases.
     pub(crate) has_stale: AtomicBool,
     pub(crate) imports: watch::Sender<usize>,

@@ -66,20 +66,13 @@ impl Containerd {
         let probed = config.place.clone();
         let probe = tokio::task::spawn_blocking(move || probed.probe());
         probe.await.expect("a probe ends without a panic")?;
-        Ok(Self(Arc::new(ContainerdParts {
-            client,
-            place: config.place,
-            rebases: config.rebases.unwrap_or(reported),
-            version: config.version,
-            keep_blobs: config.keep_blobs,
-            cri: config.cri,
-            has_stale: false.into(),
-            imports: watch::channel(0).0,
-        })))
+        let rebases = config.rebases.unwrap_or(reported);
+        let (has_stale, imports) = (false.into(), watch::channel(0).0);
+        Ok(Self(Arc::new(ContainerdParts { config, client, rebases, has_stale, imports })))
     }
 
     pub fn staging(&self) -> PathBuf {
-        self.0.place.staging()
+        self.0.config.place.staging()
     }
 
     /// Whether the parent of a layer is set at the commit. If so, layers are prepared in parallel.
@@ -112,10 +105,10 @@ impl LayerSink for Containerd {
     }
 
     fn check_mounts_artifacts(&self) -> Result<(), RuntimeError> {
-        if mounts_images(&self.0.version) {
+        if mounts_images(&self.0.config.version) {
             return Ok(());
         }
-        let version = self.0.version.escape_debug();
+        let version = self.0.config.version.escape_debug();
         let why = format!(
             "it is an artifact, and containerd `{version}` has no image volumes, which need containerd 2.1 or later: \
              no pod can mount it"

@@ -68,7 +68,7 @@ impl ImportRun {
         let end = Instant::now() + SHOWN_MAX;
         let mut wait = CHECK_WAIT.0;
         loop {
-            let seen = match tokio::time::timeout_at(end, self.containerd.cri.status(&spec)).await {
+            let seen = match tokio::time::timeout_at(end, self.containerd.config.cri.status(&spec)).await {
                 Ok(Ok(Some(image))) if image.id == wanted => return Ok(wanted),
                 Ok(Ok(Some(image))) => format!("it shows `{}`", image.id.as_str()),
                 Ok(Ok(None)) => "it shows none".to_owned(),
