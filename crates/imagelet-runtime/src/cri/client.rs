@@ -192,7 +192,8 @@ impl RemoteContainerService {
     pub async fn version(&self) -> Result<RuntimeInfo, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
         convert::check_version(&response)?;
-        Ok(RuntimeInfo::named(response.runtime_name, response.runtime_version))
+        let (name, version) = (response.runtime_name, response.runtime_version);
+        Ok(RuntimeInfo { name, version, ..RuntimeInfo::default() })
     }
 
     /// The part of the runtime's configuration that imports need.

@@ -111,11 +111,6 @@ impl RegistrySettings {
 }
 
 impl RuntimeInfo {
-    /// A runtime whose configuration is unknown.
-    pub fn named(name: String, version: String) -> Self {
-        Self { name, version, ..Self::default() }
-    }
-
     /// Whether the runtime is containerd, which is the only runtime with imports.
     pub(crate) fn is_containerd(&self) -> bool {
         self.name == RUNTIME

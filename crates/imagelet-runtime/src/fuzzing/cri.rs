@@ -75,18 +75,10 @@ pub fn volumes(bytes: &[u8]) -> Option<Result<Vec<String>, RuntimeError>> {
 
 /// Checks the bytes as answers to `Version`, `Status` and `PodSandboxStatus`, and returns the errors.
 pub fn refusals(bytes: &[u8]) -> Vec<RuntimeError> {
-    fn refusal<A: Message + Default>(
-        bytes: &[u8],
-        check: impl Fn(&A) -> Result<(), RuntimeError>,
-    ) -> Option<RuntimeError> {
-        check(&A::decode(bytes).ok()?).err()
-    }
-    let refusals = [
-        refusal(bytes, convert::check_version),
-        refusal(bytes, convert::check_status),
-        refusal(bytes, convert::check_sandbox_status),
-    ];
-    refusals.into_iter().flatten().collect()
+    let version = v1::VersionResponse::decode(bytes).map(|it| convert::check_version(&it));
+    let status = v1::StatusResponse::decode(bytes).map(|it| convert::check_status(&it));
+    let sandbox = v1::PodSandboxStatusResponse::decode(bytes).map(|it| convert::check_sandbox_status(&it));
+    [version, status, sandbox].into_iter().flatten().filter_map(Result::err).collect()
 }
 
 /// The numbers of entries and parts that are counted in a message: for a list, and for a single answer.
