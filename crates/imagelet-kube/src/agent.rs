@@ -2,7 +2,6 @@
 
 use std::{sync::Arc, time::SystemTime};
 
-use futures_util::{FutureExt as _, future::BoxFuture};
 use imagelet_core::{
     events::LogEvents,
     inventory::Inventory,
@@ -14,7 +13,7 @@ use tokio::sync::watch;
 
 use crate::{
     look_ahead::{self, LookAhead, LookAheadParts},
-    node_events::NodeEvents,
+    node_events::send_node_events,
     pods::{self, BoundPod, KnownPods, PodObject, PodsReceiver, StartTracker},
     progress_events::ProgressEvents,
     watch::{FAMILIES, WatchHealth, follow},
@@ -71,11 +70,7 @@ impl NodeAgent {
     }
 
     /// Watches the pods until this future is dropped. The last leases of the pods then stay.
-    pub fn run(&self) -> BoxFuture<'_, ()> {
-        self.watch().boxed()
-    }
-
-    async fn watch(&self) {
+    pub async fn run(&self) {
         let NodeAgentParts { node, inventory, manager, metrics, starts, look_ahead, events, progress_events } =
             &self.parts;
         let ahead = async {
@@ -85,7 +80,7 @@ impl NodeAgent {
         };
         let reporting = async {
             if let Some(events) = events {
-                NodeEvents::new(self.client.clone(), node, Arc::clone(events)).run().await;
+                send_node_events(&self.client, node, events).await;
             }
         };
         let progress = async {
@@ -105,7 +100,7 @@ impl NodeAgent {
                 self.pods.0.send_replace(pods.all());
             }
         });
-        tokio::join!(watching, ahead, reporting, progress);
+        Box::pin(async { tokio::join!(watching, ahead, reporting, progress) }).await;
     }
 }
 

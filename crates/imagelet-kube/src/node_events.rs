@@ -2,7 +2,7 @@
 //!
 //! Unsent events are not stored. During an outage of the API server, events are only in the daemon's own list.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use imagelet_core::{
     error::{ErrorClass, Stage},
@@ -43,12 +43,6 @@ const ENDS_AFTER: Duration = Duration::from_mins(6);
 /// Maximum number of series. A node creates at most this number of objects per `ENDS_AFTER`.
 const SERIES_MAX: usize = 16;
 
-pub(crate) struct NodeEvents {
-    client: Client,
-    node: String,
-    events: Arc<LogEvents>,
-}
-
 /// Events with equal texts are one series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct EventText {
@@ -60,52 +54,46 @@ struct EventText {
 /// The recorder and the last send time of each series. A shared recorder would merge all events with the same reason.
 type Series<R> = HashMap<EventText, (R, Instant)>;
 
-impl NodeEvents {
-    pub(crate) fn new(client: Client, node: &str, events: Arc<LogEvents>) -> Self {
-        Self { client, node: node.to_owned(), events }
-    }
-
-    /// Sends events until this future is dropped.
-    pub(crate) async fn run(&self) {
-        let mut received = self.events.follow();
-        let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance(&self.node)) };
-        let name = &self.node[..self.node.floor_char_boundary(REGARDING_LENGTH_MAX)];
-        let node = ObjectReference {
-            api_version: Some("v1".to_owned()),
-            kind: Some("Node".to_owned()),
-            name: Some(name.trim_end_matches(['-', '.']).to_owned()),
-            // As in a kubelet's events, the uid is the node's name: `kubectl describe node` searches for it.
-            uid: Some(self.node.clone()),
-            ..ObjectReference::default()
+/// Sends events until this future is dropped.
+pub(crate) async fn send_node_events(client: &Client, node: &str, events: &LogEvents) {
+    let mut received = events.follow();
+    let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance(node)) };
+    let name = &node[..node.floor_char_boundary(REGARDING_LENGTH_MAX)];
+    let regarding = ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("Node".to_owned()),
+        name: Some(name.trim_end_matches(['-', '.']).to_owned()),
+        // As in a kubelet's events, the uid is the node's name: `kubectl describe node` searches for it.
+        uid: Some(node.to_owned()),
+        ..ObjectReference::default()
+    };
+    let mut series = Series::new();
+    let mut is_failing = false;
+    loop {
+        let recorded = match received.recv().await {
+            Ok(recorded) => recorded,
+            // The receiver was too slow and lost the oldest events. It still receives the next events.
+            Err(RecvError::Lagged(_)) => continue,
+            Err(RecvError::Closed) => return,
         };
-        let mut series = Series::new();
-        let mut is_failing = false;
-        loop {
-            let recorded = match received.recv().await {
-                Ok(recorded) => recorded,
-                // The receiver was too slow and lost the oldest events. It still receives the next events.
-                Err(RecvError::Lagged(_)) => continue,
-                Err(RecvError::Closed) => return,
-            };
-            let Some(event) = event_text(&recorded.event) else { continue };
-            let now = Instant::now();
-            if !is_due(&mut series, &event, now) {
-                continue;
-            }
-            let new = || (Recorder::new(self.client.clone(), reporter.clone()), now);
-            let (recorder, sent_at) = series.entry(event.clone()).or_insert_with(new);
-            *sent_at = now;
-            let sent = events::Event {
-                type_: if event.kind == EventKind::Warning { EventType::Warning } else { EventType::Normal },
-                reason: event.reason.to_owned(),
-                note: Some(event.note.clone()),
-                action: "ManageImages".to_owned(),
-                secondary: None,
-            };
-            if !send_event(&mut is_failing, event.reason, recorder.publish(&sent, &node)).await {
-                // The old recorder may count the event as sent, so a new one is used. The limit of the series stays.
-                series.insert(event, new());
-            }
+        let Some(event) = event_text(&recorded.event) else { continue };
+        let now = Instant::now();
+        if !is_due(&mut series, &event, now) {
+            continue;
+        }
+        let new = || (Recorder::new(client.clone(), reporter.clone()), now);
+        let (recorder, sent_at) = series.entry(event.clone()).or_insert_with(new);
+        *sent_at = now;
+        let sent = events::Event {
+            type_: if event.kind == EventKind::Warning { EventType::Warning } else { EventType::Normal },
+            reason: event.reason.to_owned(),
+            note: Some(event.note.clone()),
+            action: "ManageImages".to_owned(),
+            secondary: None,
+        };
+        if !send_event(&mut is_failing, event.reason, recorder.publish(&sent, &regarding)).await {
+            // The old recorder may count the event as sent, so a new one is used. The limit of the series stays.
+            series.insert(event, new());
         }
     }
 }
@@ -181,7 +169,7 @@ pub(crate) fn failure_event(
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroUsize;
+    use std::{num::NonZeroUsize, sync::Arc};
 
     use imagelet_core::events::{EventSink as _, PodIdentity};
     use serde_json::{Value, json};
@@ -203,8 +191,8 @@ mod tests {
         async fn of(node: &str) -> Self {
             let api = FakeApi::start(FakeApiOptions::default()).await;
             let events = Arc::new(LogEvents::new(NonZeroUsize::new(1000).unwrap()));
-            let sender = NodeEvents::new(api.client(), node, Arc::clone(&events));
-            let running = tokio::spawn(async move { sender.run().await });
+            let (client, node, sent) = (api.client(), node.to_owned(), Arc::clone(&events));
+            let running = tokio::spawn(async move { send_node_events(&client, &node, &sent).await });
             // It subscribes when it first runs.
             tokio::task::yield_now().await;
             Self { api, events, running }

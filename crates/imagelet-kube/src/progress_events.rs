@@ -16,15 +16,12 @@ use imagelet_core::{
     ports::{PullEnd, PullRoute},
     printable::one_line,
 };
-use k8s_openapi::{
-    api::core::v1::{Event, EventSource, ObjectReference},
-    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
-    jiff::Timestamp,
-};
+use k8s_openapi::{api::core::v1::Event, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use kube::{
     Api, Client,
     api::{Patch, PatchParams},
 };
+use serde_json::json;
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use crate::{
@@ -121,31 +118,14 @@ impl ProgressEvents {
         let identity = if is_progress { uid.to_string() } else { format!("{uid} {}", due.note) };
         let start = name[..name.floor_char_boundary(REGARDING_LENGTH_MAX)].trim_end_matches(['-', '.']);
         let event_name = format!("{start}.{}", &Digest::of(identity.as_bytes()).hex()[..16]);
-        let object = Event {
-            metadata: ObjectMeta {
-                namespace: Some(namespace.to_string()),
-                name: Some(event_name.clone()),
-                ..ObjectMeta::default()
-            },
-            involved_object: ObjectReference {
-                api_version: Some("v1".to_owned()),
-                kind: Some("Pod".to_owned()),
-                namespace: Some(namespace.to_string()),
-                name: Some(name.to_string()),
-                uid: Some(uid.to_string()),
-                ..ObjectReference::default()
-            },
-            type_: Some(if is_progress { "Normal" } else { "Warning" }.to_owned()),
-            reason: Some(due.reason.to_owned()),
-            message: Some(due.note.clone()),
-            first_timestamp: Some(Time(event.first)),
-            last_timestamp: Some(Time(time)),
-            count: Some(event.count),
-            source: Some(EventSource { component: Some(CONTROLLER.to_owned()), host: Some(self.node.clone()) }),
-            reporting_component: Some(CONTROLLER.to_owned()),
-            reporting_instance: Some(instance(&self.node)),
-            ..Event::default()
-        };
+        let object = json!({
+            "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": event_name},
+            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid},
+            "type": if is_progress { "Normal" } else { "Warning" }, "reason": due.reason, "message": due.note,
+            "firstTimestamp": Time(event.first), "lastTimestamp": Time(time), "count": event.count,
+            "source": {"component": CONTROLLER, "host": self.node},
+            "reportingComponent": CONTROLLER, "reportingInstance": instance(&self.node),
+        });
         let api = Api::<Event>::namespaced(self.client.clone(), namespace);
         api.patch(&event_name, &PatchParams::apply(CONTROLLER).force(), &Patch::Apply(&object)).await
     }
