@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 
 use crate::names::shown;
 
@@ -13,26 +13,24 @@ pub(super) const LABEL_LENGTH_MAX: usize = 317;
 pub(super) const VALUES_MAX: usize = 64;
 
 /// A pod must match all labels and requirements. An empty selector matches every pod.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct PodSelector {
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub(crate) match_labels: BTreeMap<String, String>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    match_expressions: Vec<LabelRequirement>,
+    pub(super) match_expressions: Vec<LabelRequirement>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-struct LabelRequirement {
-    key: String,
-    operator: LabelOperator,
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    values: Vec<String>,
+pub(super) struct LabelRequirement {
+    pub(super) key: String,
+    pub(super) operator: LabelOperator,
+    #[serde(default)]
+    pub(super) values: Vec<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-enum LabelOperator {
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+pub(super) enum LabelOperator {
     In,
     /// Also matches a pod without the label.
     NotIn,

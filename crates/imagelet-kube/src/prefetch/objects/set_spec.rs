@@ -18,24 +18,20 @@ use crate::names::{NAME_LENGTH_MAX, is_name, shown};
 pub(super) const REFERENCE_LENGTH_MAX: usize = 1024;
 pub(super) const PLATFORM_LENGTH_MAX: usize = 64;
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct ImageSetSpec {
     pub(crate) images: Vec<SetImage>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[serde(default)]
     pub(crate) node_selector: BTreeMap<String, String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pod_selector: Option<PodSelector>,
     /// Whether nodes keep the images. `gate` sets it, so that a node does not lose the images that made it ready.
     #[serde(default)]
     pub(crate) keep: bool,
     #[serde(default)]
     pub(crate) gate: bool,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) max_concurrent_nodes: Option<NodeLimit>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) deadline: Option<SetDuration>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) ttl_after_finished: Option<SetDuration>,
     #[serde(default)]
     pub(crate) paused: bool,
@@ -43,13 +39,11 @@ pub(crate) struct ImageSetSpec {
     pub(crate) pull_policy: SetPullPolicy,
 }
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub(crate) struct SetImage {
     pub(crate) reference: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) pull_secret: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) platform: Option<String>,
 }
 
@@ -80,7 +74,7 @@ impl SetScope {
 }
 
 /// When a node pulls an image of a set. `Never` does not exist, because a set with this policy has no effect.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) enum SetPullPolicy {
     /// The node pulls the image once for each generation of the spec.
     Always,
