@@ -62,7 +62,7 @@ impl StartTracker {
         };
         self.starting.remove(&uid);
         let pulls = self.pulls.pulls_of(&uid);
-        let StartDurations { start, pulling } = split((created.0.into(), now), &pulls, &init_intervals(pod));
+        let (start, pulling) = split((created.0.into(), now), &pulls, &init_intervals(pod));
         self.metrics.observe(&START, &[], start.as_secs_f64());
         self.metrics.observe(&PULLING, &[], pulling.as_secs_f64());
     }
@@ -100,17 +100,11 @@ fn init_intervals(pod: &PodObject) -> Vec<Interval> {
     ended.collect()
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct StartDurations {
-    /// The start latency without the times of pulls and init containers. Overlapping times are subtracted once.
-    start: Duration,
-    pulling: Duration,
-}
-
-fn split(whole: Interval, pulls: &[Interval], inits: &[Interval]) -> StartDurations {
+/// The start latency without the times of pulls and init containers, and the time of pulls. Overlapping times count once.
+fn split(whole: Interval, pulls: &[Interval], inits: &[Interval]) -> (Duration, Duration) {
     let both: Vec<Interval> = pulls.iter().chain(inits).copied().collect();
     let length = whole.1.duration_since(whole.0).unwrap_or_default();
-    StartDurations { start: length.saturating_sub(covered(whole, &both)), pulling: covered(whole, pulls) }
+    (length.saturating_sub(covered(whole, &both)), covered(whole, pulls))
 }
 
 /// The total time in which at least one of the intervals runs, limited to `from`–`to`.
@@ -163,7 +157,7 @@ mod tests {
             ((30, 10), &[(5, 40)], &[], 0, 0),
         ] {
             let found = split((at(whole.0), at(whole.1)), &intervals(pulls), &intervals(inits));
-            let expected = StartDurations { start: Duration::from_secs(start), pulling: Duration::from_secs(pulling) };
+            let expected = (Duration::from_secs(start), Duration::from_secs(pulling));
             assert_eq!(found, expected, "{whole:?} {pulls:?} {inits:?}");
         }
     }

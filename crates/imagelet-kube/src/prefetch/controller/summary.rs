@@ -104,13 +104,13 @@ fn conditions(
         }
     };
     let NodeCounts { wanted, ready, failed, .. } = counts;
-    let limited = limit.map(|limit| (limit, limit.to_string()));
-    let passed_over = limited.as_ref().filter(|(limit, _)| *limit != SetLimit::Report);
+    let limited = limit.map(SetLimit::texts);
+    let passed_over = limited.as_ref().filter(|_| limit != Some(SetLimit::Report));
     let so_far = &*format!("{ready} of {wanted} nodes have fetched all images");
     let (reason, message) = match passed_over {
         _ if is_complete => ("Complete", so_far),
         _ if *wanted == 0 && set.spec.pod_selector.is_none() => ("NoNodes", "no node has the labels of the selector"),
-        Some((limit, message)) => (limit.reason(), message.as_str()),
+        Some((reason, message)) => (*reason, message.as_str()),
         None if *wanted == 0 => ("NoNodes", "no node with the labels of the selector has a pod of podSelector"),
         None if is_over => ("DeadlineExceeded", so_far),
         None if set.spec.paused => ("Paused", so_far),
@@ -122,7 +122,7 @@ fn conditions(
         condition("Progressing", reason == "Pulling", reason, so_far),
         condition("Degraded", *failed > 0, degraded, &format!("{failed} of {wanted} nodes failed")),
     ];
-    conditions.extend(limited.map(|(limit, message)| condition("Limited", true, limit.reason(), &message)));
+    conditions.extend(limited.map(|(reason, message)| condition("Limited", true, reason, &message)));
     conditions
 }
 

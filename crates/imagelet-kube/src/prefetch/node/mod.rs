@@ -93,7 +93,7 @@ struct Inputs {
 /// A pull that runs in its own task. Dropping the value cancels the pull.
 struct RunningPull {
     key: TaskKey,
-    bytes: PullBytes,
+    bytes: Arc<PullBytes>,
     task: AbortOnDropHandle<Result<(), FetchFailure>>,
 }
 
@@ -229,7 +229,7 @@ impl PrefetchAgent {
             let meter = bytes.meter(conditions.is_queued, now);
             // A pull that has ended is not interrupted.
             if let Some(Waiting { image, are_all_slow }) = waiting.filter(|_| !task.is_finished()) {
-                let is_measured = bytes.is_measured().unwrap_or(conditions.is_measured);
+                let is_measured = bytes.known().is_measured.unwrap_or(conditions.is_measured);
                 let turn = Turn { given_way, is_measured, are_all_slow: *are_all_slow };
                 if turn.is_over(conditions.policy, meter, now) {
                     let (slow, rate) = (&key.image.reference, meter.rate(now));
@@ -278,7 +278,7 @@ impl PrefetchAgent {
     async fn step(&self, work: &mut AgentWork, SelectedSets { sets, gated_beyond }: &SelectedSets) -> (Plan, bool) {
         loop {
             if let Some(RunningPull { key, bytes, .. }) = &work.running {
-                work.states.insert(key.clone(), TaskState::Running(bytes.sum()));
+                work.states.insert(key.clone(), TaskState::Running(bytes.known().sum));
             }
             let references: BTreeSet<String> = work.states.keys().map(|key| key.image.reference.clone()).collect();
             let presence = &self.target.presence(&references).await;

@@ -9,58 +9,51 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// The progress of one pull. Clones share the progress.
-#[derive(Clone, Debug)]
-pub(super) struct PullBytes(Arc<PullRecord>);
-
+/// The progress of one pull.
 #[derive(Debug)]
-struct PullRecord {
-    bytes: Mutex<KnownBytes>,
+pub(super) struct PullBytes {
+    known: Mutex<KnownBytes>,
     meter: HoldMeter,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-struct KnownBytes {
+pub(super) struct KnownBytes {
     /// The received or present bytes, and the total. `None` before the manifest is known.
-    sum: Option<(u64, u64)>,
+    pub(super) sum: Option<(u64, u64)>,
     /// The bytes from the network.
     received: u64,
     /// Whether the pull reports its bytes, or `None` if this is not known yet.
-    is_measured: Option<bool>,
+    pub(super) is_measured: Option<bool>,
 }
 
 impl PullBytes {
-    pub(super) fn new(now: Instant) -> Self {
-        Self(Arc::new(PullRecord { bytes: Mutex::default(), meter: HoldMeter::new(now) }))
+    pub(super) fn new(now: Instant) -> Arc<Self> {
+        Arc::new(Self { known: Mutex::default(), meter: HoldMeter::new(now) })
     }
 
     /// The meter of received bytes. Its clock stops while the pull is queued, and after all bytes are received.
     pub(super) fn meter(&self, is_queued: bool, now: Instant) -> &HoldMeter {
-        let is_whole = self.sum().is_some_and(|(received, all)| received >= all);
+        let is_whole = self.known().sum.is_some_and(|(received, all)| received >= all);
         if is_queued || is_whole {
-            self.0.meter.pause(now);
+            self.meter.pause(now);
         } else {
-            self.0.meter.resume(now);
+            self.meter.resume(now);
         }
-        &self.0.meter
+        &self.meter
     }
 
-    pub(super) fn is_measured(&self) -> Option<bool> {
-        locked(&self.0.bytes).is_measured
+    pub(super) fn known(&self) -> KnownBytes {
+        *locked(&self.known)
     }
 
-    pub(super) fn sum(&self) -> Option<(u64, u64)> {
-        locked(&self.0.bytes).sum
-    }
-
-    pub(super) fn watcher(&self) -> PullWatcher {
-        let bytes = self.clone();
+    pub(super) fn watcher(self: &Arc<Self>) -> PullWatcher {
+        let bytes = Arc::clone(self);
         Arc::new(move |progress| bytes.take(progress))
     }
 
     fn take(&self, progress: &PullProgress) {
-        let mut known = locked(&self.0.bytes);
-        self.0.meter.add(progress.traffic.received.saturating_sub(known.received));
+        let mut known = locked(&self.known);
+        self.meter.add(progress.traffic.received.saturating_sub(known.received));
         let (received, missing) = progress.bytes();
         let all = progress.layers.iter().map(|layer| layer.size.0).fold(0, u64::saturating_add);
         *known = KnownBytes {
@@ -86,7 +79,7 @@ mod tests {
     use super::*;
 
     /// Applies events to a progress that these bytes watch.
-    fn watched(bytes: &PullBytes) -> impl FnMut(PullEvent) {
+    fn watched(bytes: &Arc<PullBytes>) -> impl FnMut(PullEvent) {
         let (watcher, mut progress) = (bytes.watcher(), PullProgress::default());
         move |event| {
             progress.apply(event, Instant::now());
@@ -98,15 +91,15 @@ mod tests {
     fn bytes_are_summed_over_the_layers_of_the_manifest() {
         let bytes = PullBytes::new(Instant::now());
         let mut progress = watched(&bytes);
-        assert_eq!((bytes.sum(), bytes.is_measured()), (None, None));
+        assert_eq!((bytes.known().sum, bytes.known().is_measured), (None, None));
         let [a, b, other] = [b"a", b"b", b"c"].map(|text| Digest::of(text));
         let layers = vec![(a.clone(), ByteSize(100)), (b.clone(), ByteSize(50))];
         progress(PullEvent::Resolved { manifest: other.clone(), layers });
-        assert_eq!(bytes.sum(), Some((0, 150)));
+        assert_eq!(bytes.known().sum, Some((0, 150)));
         progress(PullEvent::Layer { digest: a, state: LayerState::Fetching { received: ByteSize(30) } });
         progress(PullEvent::Layer { digest: b, state: LayerState::Present });
         progress(PullEvent::Layer { digest: other, state: LayerState::Done });
-        assert_eq!((bytes.sum(), bytes.is_measured()), (Some((80, 150)), Some(true)));
+        assert_eq!((bytes.known().sum, bytes.known().is_measured), (Some((80, 150)), Some(true)));
     }
 
     #[tokio::test(start_paused = true)]
@@ -136,7 +129,7 @@ mod tests {
             [(PullRoute::Imported, true), (PullRoute::Forwarded(ForwardReason::SwitchedOff), false)]
         {
             progress(PullEvent::Route(way));
-            assert_eq!(bytes.is_measured(), Some(is_measured));
+            assert_eq!(bytes.known().is_measured, Some(is_measured));
         }
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeMap,
-    fmt,
     sync::{Arc, Mutex, MutexGuard},
 };
 
@@ -39,25 +38,18 @@ pub(crate) enum SetLimit {
 }
 
 impl SetLimit {
-    pub(crate) fn reason(self) -> &'static str {
+    /// The reason and the message of a condition.
+    pub(crate) fn texts(self) -> (&'static str, String) {
         match self {
-            Self::OfNamespace => "NamespaceLimit",
-            Self::Total => "TotalLimit",
-            Self::Report => "ReportLimit",
-        }
-    }
-}
-
-impl fmt::Display for SetLimit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::OfNamespace => {
-                write!(f, "no node fetches the set: {SETS_OF_NAMESPACE_MAX} older sets of its namespace are the limit")
-            }
-            Self::Total => write!(f, "no node fetches the set: {SETS_MAX} other sets are the limit"),
-            Self::Report => {
-                write!(f, "the report of a selected node has {REPORTED_SETS_MAX} other sets, which is the limit")
-            }
+            Self::OfNamespace => (
+                "NamespaceLimit",
+                format!("no node fetches the set: {SETS_OF_NAMESPACE_MAX} older sets of its namespace are the limit"),
+            ),
+            Self::Total => ("TotalLimit", format!("no node fetches the set: {SETS_MAX} other sets are the limit")),
+            Self::Report => (
+                "ReportLimit",
+                format!("the report of a selected node has {REPORTED_SETS_MAX} other sets, which is the limit"),
+            ),
         }
     }
 }
