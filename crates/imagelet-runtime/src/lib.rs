@@ -3,6 +3,8 @@
 //! [`cri`] has client and server of the Container Runtime Interface. [`containerd`] calls containerd's own API.
 //! `import` adds images to containerd. `sizes` computes how much disk space the removal of each image frees.
 
+#![cfg_attr(not(feature = "fuzzing"), allow(unreachable_pub, reason = "only fuzz targets reach the conversions"))]
+
 pub mod containerd;
 pub mod cri;
 #[cfg(feature = "fuzzing")]

@@ -75,19 +75,19 @@ pub(crate) async fn listed<Q: Message + 'static, A: Message + Default + 'static,
 
 /// The limits of one response. They apply to all its messages together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct MessageBounds {
+pub struct MessageBounds {
     /// Maximum bytes on the wire.
-    pub(crate) bytes: usize,
+    pub bytes: usize,
     /// Maximum number of messages and their direct elements.
-    pub(crate) entries: usize,
+    pub entries: usize,
     /// Maximum number of messages, their direct elements, and the direct elements of these elements.
-    pub(crate) parts: usize,
+    pub parts: usize,
 }
 
 impl MessageBounds {
     /// The limits that remain after a message. `None` means that the message exceeds the limits.
     #[must_use]
-    pub(crate) fn less(self, message: &[u8]) -> Option<Self> {
+    pub fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
         for entry in Fields(message) {
             entries += 1;

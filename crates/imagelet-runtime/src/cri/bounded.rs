@@ -3,8 +3,8 @@
 use crate::{MESSAGE_BYTES_MAX, wire::MessageBounds};
 
 /// Limits of a list. The lists of the largest nodes stay far below these limits.
-pub(crate) const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
-pub(crate) const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
+pub const LIST: MessageBounds = MessageBounds { bytes: 64 << 20, entries: 200_000, parts: 2_000_000 };
+pub const ONE: MessageBounds = MessageBounds { bytes: MESSAGE_BYTES_MAX, entries: 50_000, parts: 50_000 };
 
 #[cfg(test)]
 mod tests {

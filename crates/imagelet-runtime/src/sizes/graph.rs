@@ -37,43 +37,43 @@ const BLOCK_BYTES: u64 = 4 << 10;
 const STEPS_MAX: usize = 50_000_000;
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Listed {
-    pub(crate) images: Vec<images::Image>,
-    pub(crate) contents: Vec<content::Info>,
+pub struct Listed {
+    pub images: Vec<images::Image>,
+    pub contents: Vec<content::Info>,
     /// Snapshots by snapshotter. A snapshotter is absent if its snapshots could not be listed.
-    pub(crate) snapshots: BTreeMap<String, Vec<snapshots::Info>>,
-    pub(crate) leased: Vec<leases::Resource>,
+    pub snapshots: BTreeMap<String, Vec<snapshots::Info>>,
+    pub leased: Vec<leases::Resource>,
     /// Digests of the blobs of all other namespaces.
-    pub(crate) elsewhere: HashSet<String>,
+    pub elsewhere: HashSet<String>,
     /// Usage of committed snapshots. A snapshot without reported usage is absent.
-    pub(crate) usages: HashMap<CommittedSnapshot, Freed>,
-    pub(crate) folders: PartFolders,
+    pub usages: HashMap<CommittedSnapshot, Freed>,
+    pub folders: PartFolders,
 }
 
 /// The identity of a snapshot. Names are reused after a removal; name and creation time together are unique.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) struct CommittedSnapshot {
-    pub(crate) snapshotter: Arc<str>,
-    pub(crate) name: Arc<str>,
-    pub(crate) created_at: (i64, i32),
+pub struct CommittedSnapshot {
+    pub snapshotter: Arc<str>,
+    pub name: Arc<str>,
+    pub created_at: (i64, i32),
 }
 
 /// The folders in which containerd stores blobs and snapshots, as far as containerd reports them.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct PartFolders {
-    pub(crate) contents: Option<Arc<Path>>,
+pub struct PartFolders {
+    pub contents: Option<Arc<Path>>,
     /// The snapshot folder of each snapshotter.
-    pub(crate) snapshots: HashMap<String, Arc<Path>>,
+    pub snapshots: HashMap<String, Arc<Path>>,
 }
 
 /// The error for lists with more references than any real containerd has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
-pub(crate) struct TooEntangled;
+pub struct TooEntangled;
 
 impl Listed {
     /// The committed snapshots that are reachable from image records.
-    pub(crate) fn committed(&self) -> Result<Vec<CommittedSnapshot>, TooEntangled> {
+    pub fn committed(&self) -> Result<Vec<CommittedSnapshot>, TooEntangled> {
         let mut nodes = Nodes::of(self);
         let roots: Vec<u32> = self.images.iter().flat_map(|record| nodes.roots(record)).collect();
         let found = nodes.reach(roots)?;
@@ -85,7 +85,7 @@ impl Listed {
         Ok(found.nodes.into_iter().filter_map(snapshot).collect())
     }
 
-    pub(crate) fn graph(&self) -> Result<LayerGraph, TooEntangled> {
+    pub fn graph(&self) -> Result<LayerGraph, TooEntangled> {
         let mut nodes = Nodes::of(self);
         let mut held = nodes.holders(self);
         let ids: HashSet<&str> =

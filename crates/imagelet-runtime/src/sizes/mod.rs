@@ -23,8 +23,9 @@ use jiff::Timestamp;
 use tokio::time::{Instant, timeout};
 use tonic::Code;
 
-use self::graph::{CommittedSnapshot, PartFolders, TooEntangled, snapshotters};
-pub(crate) use self::graph::{Listed, refers_to_snapshot};
+pub(crate) use self::graph::refers_to_snapshot;
+pub use self::graph::{CommittedSnapshot, Listed};
+use self::graph::{PartFolders, TooEntangled, snapshotters};
 use crate::containerd::{
     ContainerdClient, ContainerdError, NAMESPACE,
     v1::{content, introspection, leases, snapshots},

@@ -7,12 +7,12 @@ use std::{
 };
 
 use imagelet_core::{
-    image::{Digest, Reference},
-    ports::{Certainty, LayerGraph},
+    image::{ByteSize, Digest, Reference},
+    ports::{Certainty, Freed, LayerGraph},
 };
 use imagelet_runtime::{
     containerd::v1::{content, images, leases, snapshots},
-    fuzzing::containerd::{Lists, label_of_source, layer_graph, lease_has_ended},
+    fuzzing::containerd::{Listed, lease_has_ended, source_label},
 };
 use prost::Message;
 
@@ -84,24 +84,36 @@ impl Part {
 /// Reads the bytes as containerd's lists.
 pub(crate) fn check(bytes: &[u8], _: &Path) {
     let lists = lists(bytes);
-    let graph = layer_graph(&lists, usage).expect("a short input has few references");
+    let graph = layer_graph(&lists);
     assert_within_bounds(&graph, &lists);
 
     // containerd lists nothing twice; what two of one name mean is open.
     let lists = without_doubles(lists);
-    let graph = layer_graph(&lists, usage).expect("a short input has few references");
+    let graph = layer_graph(&lists);
     let mut turned = lists.clone();
     turned.images.reverse();
     turned.contents.reverse();
     turned.leased.reverse();
     turned.snapshots.values_mut().for_each(|snapshots| snapshots.reverse());
-    let other = layer_graph(&turned, usage).expect("a short input has few references");
+    let other = layer_graph(&turned);
     assert_eq!(named(&graph), named(&other), "the order of the lists means something");
     assert_eq!(graph.certainty, other.certainty);
     let model = Model::of(&lists);
     assert_eq!(named(&graph), model.images(&lists), "an image has other parts than a walk finds");
 
     check_labels(&lists);
+}
+
+/// The parts of the lists, with the usages of their committed snapshots.
+fn layer_graph(lists: &Listed) -> LayerGraph {
+    let mut listed = lists.clone();
+    let committed = listed.committed().expect("a short input has few references");
+    let measured = committed.into_iter().filter_map(|snapshot| {
+        let (bytes, inodes) = usage(&snapshot.snapshotter, &snapshot.name)?;
+        Some((snapshot, Freed { bytes: ByteSize(bytes), inodes }))
+    });
+    listed.usages = measured.collect();
+    listed.graph().expect("a short input has few references")
 }
 
 /// Bytes and inodes of a snapshot; some are not known.
@@ -114,7 +126,7 @@ fn usage(snapshotter: &str, name: &str) -> Option<(u64, u64)> {
     }
 }
 
-fn assert_within_bounds(graph: &LayerGraph, lists: &Lists) {
+fn assert_within_bounds(graph: &LayerGraph, lists: &Listed) {
     let snapshots: usize = lists.snapshots.values().map(Vec::len).sum();
     let most = lists.contents.len() + snapshots;
     assert!(graph.layers.len() <= most, "{} parts of {most} objects", graph.layers.len());
@@ -150,7 +162,7 @@ struct Model {
 }
 
 impl Model {
-    fn of(lists: &Lists) -> Self {
+    fn of(lists: &Listed) -> Self {
         let (mut references, mut configs) = (BTreeMap::new(), BTreeMap::new());
         let (mut committed, mut roots) = (BTreeSet::new(), Vec::new());
         let stays = |labels: &BTreeMap<String, String>| {
@@ -209,7 +221,7 @@ impl Model {
     }
 
     /// The ids of the images that a record belongs to.
-    fn owners(&self, record: &images::Image, lists: &Lists) -> BTreeSet<String> {
+    fn owners(&self, record: &images::Image, lists: &Listed) -> BTreeSet<String> {
         let is_id = |name: &str| name.parse::<Digest>().is_ok();
         if is_id(&record.name) {
             return BTreeSet::from([record.name.clone()]);
@@ -221,7 +233,7 @@ impl Model {
         if shown.is_empty() { configs } else { shown }
     }
 
-    fn images(&self, lists: &Lists) -> Named {
+    fn images(&self, lists: &Listed) -> Named {
         let mut images = Named::new();
         for record in &lists.images {
             let parts = self.reach(Self::roots(record)).into_iter();
@@ -249,24 +261,24 @@ fn referred(labels: &BTreeMap<String, String>) -> Vec<Part> {
 }
 
 /// Labels of blobs, as those of a lease and as those of a blob that is pulled once more.
-fn check_labels(lists: &Lists) {
+fn check_labels(lists: &Listed) {
     let reference: Reference = "a.example:5000/team/app:v1".parse().expect("a reference");
     for labels in lists.contents.iter().map(|blob| &blob.labels) {
         let ended = [-230_000_000_000, 0, 1_000_000_000, 253_000_000_000];
         let ended: Vec<bool> = ended.iter().filter_map(|now| lease_has_ended(labels.clone(), *now)).collect();
         assert!(ended.is_sorted(), "a lease has ended, and then has not: {labels:?}");
         assert!(labels.contains_key(EXPIRES) || !ended.contains(&true), "ended without an end: {labels:?}");
-        if let Some((key, value)) = label_of_source(&reference, labels) {
+        if let Some((key, value)) = source_label(&reference, labels) {
             assert!(key.len() + value.len() <= LABEL_BYTES_MAX);
             assert!(value.split(',').any(|repository| repository == reference.path()), "{value}");
             let again = BTreeMap::from([(key.clone(), value.clone())]);
-            assert_eq!(label_of_source(&reference, &again), Some((key, value)), "written once more");
+            assert_eq!(source_label(&reference, &again), Some((key, value)), "written once more");
         }
     }
 }
 
-fn lists(bytes: &[u8]) -> Lists {
-    let (mut lists, mut snapshotter) = (Lists::default(), "overlayfs".to_owned());
+fn lists(bytes: &[u8]) -> Listed {
+    let (mut lists, mut snapshotter) = (Listed::default(), "overlayfs".to_owned());
     for field in fields(bytes).unwrap_or_default() {
         let Field::Bytes(number, content) = field else { continue };
         let text = || String::from_utf8_lossy(&content).into_owned();
@@ -291,7 +303,7 @@ fn lists(bytes: &[u8]) -> Lists {
     lists
 }
 
-fn without_doubles(mut lists: Lists) -> Lists {
+fn without_doubles(mut lists: Listed) -> Listed {
     let mut seen = HashSet::new();
     lists.images.retain(|record| seen.insert(record.name.clone()));
     seen.clear();

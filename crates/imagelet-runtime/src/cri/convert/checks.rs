@@ -4,7 +4,7 @@ use imagelet_core::{error::RuntimeError, text::quoted};
 
 use crate::cri::v1;
 
-pub(crate) fn check_version(response: &v1::VersionResponse) -> Result<(), RuntimeError> {
+pub fn check_version(response: &v1::VersionResponse) -> Result<(), RuntimeError> {
     let missing: Vec<&str> = [
         ("Version", &response.version),
         ("RuntimeName", &response.runtime_name),
@@ -21,7 +21,7 @@ pub(crate) fn check_version(response: &v1::VersionResponse) -> Result<(), Runtim
     Err(RuntimeError::other(format!("not all fields are set in VersionResponse (missing {})", missing.join(", "))))
 }
 
-pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(), RuntimeError> {
+pub fn check_container_status(status: &v1::ContainerStatus) -> Result<(), RuntimeError> {
     let complaint = match &status.metadata {
         _ if status.id.is_empty() => "status.Id is not set".to_owned(),
         None => "status.Metadata is not set".to_owned(),
@@ -38,14 +38,14 @@ pub(crate) fn check_container_status(status: &v1::ContainerStatus) -> Result<(),
     Err(RuntimeError::other(complaint))
 }
 
-pub(crate) fn check_status(response: &v1::StatusResponse) -> Result<(), RuntimeError> {
+pub fn check_status(response: &v1::StatusResponse) -> Result<(), RuntimeError> {
     match &response.status {
         Some(status) if status.conditions.len() >= 2 => Ok(()),
         _ => Err(RuntimeError::other("RuntimeReady or NetworkReady condition are not set")),
     }
 }
 
-pub(crate) fn check_sandbox_status(response: &v1::PodSandboxStatusResponse) -> Result<(), RuntimeError> {
+pub fn check_sandbox_status(response: &v1::PodSandboxStatusResponse) -> Result<(), RuntimeError> {
     let status = response.status.clone().unwrap_or_default();
     let complaint = match &status.metadata {
         _ if status.id.is_empty() => "status.Id is not set".to_owned(),

@@ -10,7 +10,7 @@ mod status;
 use std::{path::PathBuf, time::SystemTime};
 
 pub(crate) use auth::{auth_to_wire, credential_from_wire, without_credential};
-pub(crate) use checks::{check_container_status, check_sandbox_status, check_status, check_version};
+pub use checks::{check_container_status, check_sandbox_status, check_status, check_version};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
     events::PodIdentity,
@@ -27,7 +27,7 @@ pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
 
 use crate::cri::v1;
 
-pub(crate) fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
+pub fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
     v1::ImageSpec {
         image: spec.image.clone(),
         annotations: spec.annotations.iter().cloned().collect(),
@@ -36,7 +36,7 @@ pub(crate) fn spec_to_wire(spec: &ImageSpec) -> v1::ImageSpec {
     }
 }
 
-pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
+pub fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
     let spec = spec.unwrap_or_default();
     ImageSpec {
         image: spec.image,
@@ -46,7 +46,7 @@ pub(crate) fn spec_from_wire(spec: Option<v1::ImageSpec>) -> ImageSpec {
 }
 
 /// The image that a filter selects. `None` selects all images, because the filter, its image or the name is empty.
-pub(crate) fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
+pub fn filter_from_wire(filter: Option<v1::ImageFilter>) -> Option<ImageSpec> {
     let spec = spec_from_wire(filter?.image);
     (!spec.image.is_empty()).then_some(spec)
 }
@@ -70,7 +70,7 @@ pub(crate) fn image_to_wire(image: Image) -> v1::Image {
     }
 }
 
-pub(crate) fn image_from_wire(image: v1::Image) -> Image {
+pub fn image_from_wire(image: v1::Image) -> Image {
     let user = match image.uid {
         Some(uid) => ImageUser::Uid(uid),
         None if image.username.is_empty() => ImageUser::Unset,
@@ -88,7 +88,7 @@ pub(crate) fn image_from_wire(image: v1::Image) -> Image {
     }
 }
 
-pub(crate) fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
+pub fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     v1::PullImageRequest {
         image: Some(spec_to_wire(&request.image)),
         auth: request.credential.as_ref().map(|credential| auth_to_wire(credential, &request.image.image)),
@@ -107,7 +107,7 @@ fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
     (request.pod != PodIdentity::default()).then(|| config.encode_to_vec())
 }
 
-pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
+pub fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers) -> Result<PullRequest, RuntimeError> {
     let mut image = spec_from_wire(request.image);
     let config = request.sandbox_config.as_deref().map(v1::PodSandboxConfig::decode).transpose().map_err(|error| {
         RuntimeError::new(RuntimeErrorKind::InvalidArgument, "invalid configuration of the pod").caused_by(error)
@@ -132,7 +132,7 @@ pub(crate) fn pull_from_wire(request: v1::PullImageRequest, handlers: &Handlers)
 }
 
 /// Fills every field and both lists, because the kubelet reads the first entry of each list without a check.
-pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
+pub fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFsInfoResponse {
     let usages = |usages: &[FilesystemUsage]| usages.iter().map(usage_to_wire).collect::<Vec<_>>();
     let image_filesystems = usages(&filesystems.images);
     let container_filesystems = match usages(&filesystems.containers) {
@@ -142,7 +142,7 @@ pub(crate) fn filesystems_to_wire(filesystems: &ImageFilesystems) -> v1::ImageFs
     v1::ImageFsInfoResponse { image_filesystems, container_filesystems }
 }
 
-pub(crate) fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
+pub fn filesystems_from_wire(response: v1::ImageFsInfoResponse) -> ImageFilesystems {
     let usages = |usages: Vec<v1::FilesystemUsage>| usages.into_iter().map(usage_from_wire).collect::<Vec<_>>();
     let images = usages(response.image_filesystems);
     // If containerd reports no file system for containers, writable layers are on the image file system.
@@ -171,7 +171,7 @@ fn usage_from_wire(usage: v1::FilesystemUsage) -> FilesystemUsage {
     }
 }
 
-pub(crate) fn container_from_wire(container: v1::Container) -> Container {
+pub fn container_from_wire(container: v1::Container) -> Container {
     let state = match container.state {
         1 => ContainerState::Running,
         2 => ContainerState::Exited,
@@ -200,7 +200,7 @@ pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
 pub(crate) const CGROUPS_BY_FILES: i32 = 1;
 
 /// Converts a sandbox. A sandbox without metadata is ignored (`None`).
-pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
+pub fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == SANDBOX_READY;
     let metadata = sandbox.metadata?;
     Some(Sandbox {
@@ -216,7 +216,7 @@ pub(crate) fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
 }
 
 /// The images of a container's image volumes, as requested and as resolved by the runtime, without duplicates.
-pub(crate) fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
+pub fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     let mut images: Vec<String> = status
         .mounts
         .into_iter()

@@ -291,7 +291,7 @@ fn to_wire(listing: Listing) -> Vec<v1::Image> {
     images
 }
 
-pub(crate) fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
+pub fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
     let mut images = to_wire(listing).into_iter().peekable();
     std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))
 }

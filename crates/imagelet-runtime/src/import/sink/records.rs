@@ -47,7 +47,7 @@ pub(crate) fn documents<'a>(
 const CONTENT_REFERENCE: &str = "containerd.io/gc.ref.content.";
 
 /// The label with a blob's source repositories, or `None` if it would be too long. `before` has the current labels.
-pub(crate) fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
+pub fn source_label(reference: &Reference, before: &Labels) -> Option<(String, String)> {
     let key = format!("containerd.io/distribution.source.{}", host(reference.domain()));
     let mut repositories: Vec<&str> = before.get(&key).map_or(Vec::new(), |known| known.split(',').collect());
     repositories.push(reference.path());
