@@ -41,13 +41,21 @@ pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     Some(cause)
 }
 
+/// A message that is sent.
+pub(crate) trait Query: Message + 'static {}
+impl<M: Message + 'static> Query for M {}
+
+/// A message that is received.
+pub(crate) trait Reply: Message + Default + 'static {}
+impl<M: Message + Default + 'static> Reply for M {}
+
 pub(crate) async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
     let mut grpc = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);
     grpc.ready().await.map_err(|error| Status::from_error(Box::new(error)))?;
     Ok(grpc)
 }
 
-pub(crate) async fn unary<Q: Message + 'static, A: Message + Default + 'static>(
+pub(crate) async fn unary<Q: Query, A: Reply>(
     channel: Channel,
     path: PathAndQuery,
     request: Request<Q>,
@@ -57,7 +65,7 @@ pub(crate) async fn unary<Q: Message + 'static, A: Message + Default + 'static>(
 }
 
 /// Collects all items of a streamed list.
-pub(crate) async fn listed<Q: Message + 'static, A: Message + Default + 'static, T>(
+pub(crate) async fn listed<Q: Query, A: Reply, T>(
     channel: Channel,
     path: PathAndQuery,
     request: Request<Q>,
@@ -147,11 +155,7 @@ impl<Q, A> BoundedCodec<Q, A> {
     }
 }
 
-impl<Q, A> Codec for BoundedCodec<Q, A>
-where
-    Q: Message + 'static,
-    A: Message + Default + 'static,
-{
+impl<Q: Query, A: Reply> Codec for BoundedCodec<Q, A> {
     type Encode = Q;
     type Decode = A;
     type Encoder = ProstEncoder<Q>;

@@ -7,7 +7,6 @@ use std::{
 };
 
 use jiff::Timestamp;
-use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncReadExt as _},
     sync::mpsc,
@@ -22,7 +21,7 @@ use crate::{
         client::{Answer, ContainerdClient, path},
         v1::{content, images, introspection, leases, snapshots, types},
     },
-    wire::{self, BoundedCodec},
+    wire::{self, BoundedCodec, Query, Reply},
 };
 
 const WRITE_BYTES_MAX: u64 = 1 << 20;
@@ -190,25 +189,15 @@ impl ContainerdClient {
         self.ask_many("Introspection.Plugins", "", message).await
     }
 
-    async fn ask_one<Q: Message + 'static, T: Message + Default + 'static>(
-        &self,
-        call: &'static str,
-        subject: &str,
-        message: Q,
-    ) -> Answer<Option<T>> {
+    async fn ask_one<T: Reply>(&self, call: &'static str, subject: &str, message: impl Query) -> Answer<Option<T>> {
         Ok(present(self.ask(call, subject, message).await)?.and_then(|found: One<T>| found.item))
     }
 
-    async fn ask_many<Q: Message + 'static, T: Message + Default + 'static>(
-        &self,
-        call: &'static str,
-        subject: &str,
-        message: Q,
-    ) -> Answer<Vec<T>> {
+    async fn ask_many<T: Reply>(&self, call: &'static str, subject: &str, message: impl Query) -> Answer<Vec<T>> {
         self.ask(call, subject, message).await.map(|found: Many<T>| found.items)
     }
 
-    async fn ask_to_remove<Q: Message + 'static>(&self, call: &'static str, subject: &str, message: Q) -> Answer<()> {
+    async fn ask_to_remove(&self, call: &'static str, subject: &str, message: impl Query) -> Answer<()> {
         present(self.ask(call, subject, message).await).map(|_: Option<()>| ())
     }
 }

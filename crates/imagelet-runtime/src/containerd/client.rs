@@ -13,7 +13,7 @@ use tonic::{
 
 use crate::{
     containerd::{ContainerdError, NAMESPACE, bounded::ANSWER, lease::LeaseId},
-    wire,
+    wire::{self, Query, Reply},
 };
 
 const CALL_MAX: Duration = Duration::from_secs(30);
@@ -56,19 +56,16 @@ impl ContainerdClient {
         Ok(Self { namespace: namespace.parse().map_err(invalid)?, ..self.clone() })
     }
 
-    pub(crate) async fn ask<Q, A>(&self, call: &'static str, subject: &str, message: Q) -> Answer<A>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+    pub(crate) async fn ask<A: Reply>(&self, call: &'static str, subject: &str, message: impl Query) -> Answer<A> {
         self.read(call, subject, message, |channel, request| wire::unary(channel, path(call), request, ANSWER)).await
     }
 
-    pub(crate) async fn list<Q, T>(&self, call: &'static str, subject: &str, message: Q) -> Answer<Vec<T>>
-    where
-        Q: Message + 'static,
-        T: Message + Default + 'static,
-    {
+    pub(crate) async fn list<T: Reply>(
+        &self,
+        call: &'static str,
+        subject: &str,
+        message: impl Query,
+    ) -> Answer<Vec<T>> {
         let items = |page: Many<T>| page.items;
         self.read(call, subject, message, |channel, request| wire::listed(channel, path(call), request, ANSWER, items))
             .await

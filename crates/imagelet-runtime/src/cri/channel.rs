@@ -18,7 +18,6 @@ use imagelet_core::{
     retry_wait::{grown, random_share, scattered},
     text::quoted,
 };
-use prost::Message;
 use tokio::{net::UnixStream, time::Instant};
 use tonic::{Request, Status, transport::Channel};
 
@@ -30,7 +29,7 @@ use crate::{
         stall::Stalled,
         trace,
     },
-    wire,
+    wire::{self, Query, Reply},
 };
 
 /// Time limit of one connection attempt. It equals the minimum timeout of CRI's own clients.
@@ -85,21 +84,13 @@ impl Peer {
         self.streams = Arc::new(AtomicBool::new(on));
     }
 
-    pub(crate) async fn ask<Q, A>(&self, call: Call, message: Q) -> Result<A, RuntimeError>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+    pub(crate) async fn ask<A: Reply>(&self, call: Call, message: impl Query) -> Result<A, RuntimeError> {
         self.until(self.deadline(), call, message, |channel, request| wire::unary(channel, call.path(), request, ONE))
             .await
     }
 
     /// Sends one call without a deadline. Returns the status of a failed call unchanged.
-    pub(crate) async fn ask_without_deadline<Q, A>(&self, call: Call, message: Q) -> Result<A, Status>
-    where
-        Q: Message + 'static,
-        A: Message + Default + 'static,
-    {
+    pub(crate) async fn ask_without_deadline<A: Reply>(&self, call: Call, message: impl Query) -> Result<A, Status> {
         self.send(call, Request::new(message), |channel, request| wire::unary(channel, call.path(), request, ONE)).await
     }
 
@@ -121,7 +112,7 @@ impl Peer {
 
     /// Reads a list as a stream (`docs/spec/cri.md §3.1`), which may exceed one message. Reads it as one message if
     /// streams are off or the runtime does not support them. Drops the partial result of a failed stream.
-    pub(crate) async fn list<A: Message + Default + 'static, T>(
+    pub(crate) async fn list<A: Reply, T>(
         &self,
         stream: Call,
         whole: Call,
