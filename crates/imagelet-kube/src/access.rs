@@ -10,14 +10,11 @@ use kube::{
 
 use crate::api_error::{ApiError, Cause};
 
-/// Time limit for the API server to accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ApiAccess {
-    /// Uses the current context of this kubeconfig.
     Kubeconfig(PathBuf),
-    /// Uses the service account that Kubernetes mounts into this pod.
     InCluster,
 }
 

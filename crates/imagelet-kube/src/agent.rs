@@ -30,16 +30,11 @@ pub fn metric_families() -> impl Iterator<Item = &'static Family> {
 pub struct NodeAgentParts {
     pub node: String,
     pub inventory: Arc<Inventory>,
-    /// Ends the pulls of pods that have ended.
     pub manager: Arc<ImageManager>,
     pub metrics: Arc<Metrics>,
-    /// Measures how long the pods take to start.
     pub starts: Arc<PodStarts>,
-    /// If set, the images of bound pods are fetched before the kubelet requests them.
     pub look_ahead: Option<LookAheadParts>,
-    /// If set, warnings about the node are sent to the cluster.
     pub events: Option<Arc<LogEvents>>,
-    /// Whether the progress of a pull is sent to the cluster, as events of the pods that wait for the pull.
     pub progress_events: bool,
 }
 

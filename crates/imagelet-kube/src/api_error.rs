@@ -5,7 +5,6 @@ use std::{error::Error as StdError, time::Duration};
 use imagelet_core::{image::ByteSize, printable::one_line};
 use kube::runtime::watcher;
 
-/// Maximum length of a server's message in an error.
 const MESSAGE_LENGTH_MAX: usize = 512;
 
 /// Maximum length of one line of an answer. A line is a page of a list, or one event of a watch.
@@ -17,10 +16,8 @@ pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ApiError {
-    /// The credentials are missing, invalid, or not from a trusted file.
     #[error("could not {what}: {}", chain(&**.source))]
     Credentials {
-        /// What the client could not do, such as `use the kubeconfig …`.
         what: String,
         source: Cause,
     },
@@ -37,7 +34,6 @@ pub enum ApiError {
     /// The answer is not the requested secret or token. The error contains nothing of the answer.
     #[error("the API server sent an invalid {what}: {why}")]
     SecretInvalid {
-        /// The requested object: `secret` or `token`.
         what: &'static str,
         why: String,
     },
@@ -82,7 +78,6 @@ pub(crate) fn text(error: &kube::Error) -> String {
     }
 }
 
-/// The cause of a failed watch, or of the failed list before the watch.
 pub(crate) fn of_watch(error: watcher::Error) -> kube::Error {
     match error {
         watcher::Error::InitialListFailed(error)

@@ -30,27 +30,21 @@ const SILENCE_MAX: Duration = Duration::from_mins(3);
 /// Minimum time between the starts of two watches of a collection. The library restarts a closed watch at once.
 const WATCH_EVERY: Duration = Duration::from_secs(5);
 
-/// The progress of a request, reported to an observer of the client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Rejected(StatusCode),
     Failed,
-    /// The server answers with the events of a watch.
     Watching,
-    /// A part of an answer was received.
     Heard,
 }
 
 struct Connection<C> {
     connect: C,
-    /// The connected client. `None` means that the next request connects.
     client: Mutex<Option<Client>>,
-    /// The start of the last watch of each collection.
     watches: Mutex<HashMap<String, Instant>>,
 }
 
 impl ApiAccess {
-    /// A client that connects with its first request. Its clones share the connection.
     pub fn client(&self) -> Client {
         let access = self.clone();
         lazy(move || {
@@ -103,7 +97,6 @@ impl<C: Fn() -> BoxFuture<'static, Result<Client, ApiError>>> Connection<C> {
     }
 }
 
-/// Wraps a client. `observe` receives the progress of its requests.
 pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send + Sync + 'static) -> Client {
     let service = service_fn(move |request: Request<Body>| {
         let (client, observe, is_watch) = (client.clone(), observe.clone(), is_watch(&request));
@@ -125,7 +118,6 @@ pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send +
     Client::new(service, "default")
 }
 
-/// Wraps the client of a fake server that has no socket.
 #[cfg(test)]
 pub(crate) fn server(client: Client) -> Client {
     lazy(move || std::future::ready(Ok(client.clone())).boxed())

@@ -2,13 +2,10 @@
 
 use imagelet_core::printable::printable_start;
 
-/// Maximum length of a namespace and of an API object's name.
 pub(crate) const NAMESPACE_LENGTH_MAX: usize = 63;
 pub(crate) const NAME_LENGTH_MAX: usize = 253;
-/// Maximum printed length of a rejected text.
 const SHOWN_MAX: usize = 120;
 
-/// Whether a text is a valid name of the API: lower-case letters and digits, and `-` and `.` between them.
 pub(crate) fn is_name(text: &str, length_max: usize) -> bool {
     let is_of_name = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-' || byte == b'.';
     let is_end = |byte: Option<u8>| byte.is_some_and(|byte| byte.is_ascii_alphanumeric());
@@ -16,7 +13,6 @@ pub(crate) fn is_name(text: &str, length_max: usize) -> bool {
     text.len() <= length_max && has_ends && text.bytes().all(is_of_name)
 }
 
-/// Shortens a text from another process and makes it printable.
 pub(crate) fn shown(text: &str) -> String {
     printable_start(text, SHOWN_MAX)
 }

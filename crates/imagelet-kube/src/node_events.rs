@@ -25,7 +25,6 @@ use crate::{
     names::{NAME_LENGTH_MAX, shown},
 };
 
-/// Only node events with one of these reasons are sent.
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 pub(crate) const CONTROLLER: &str = "imagelet.dev/node-agent";
@@ -34,16 +33,12 @@ pub(crate) const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
 /// Maximum length of the object's name. The event's name is this name, a dot and 16 hexadecimal digits.
 pub(crate) const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
-/// Time limit of a request. If the answer takes longer, the event is lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
-/// The minimum time between two requests for one series of events.
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this time has ended, as in the library. The next equal event creates a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
-/// Maximum number of series. A node creates at most this number of objects per `ENDS_AFTER`.
 const SERIES_MAX: usize = 16;
 
-/// Events with equal texts are one series.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct EventText {
     kind: EventKind,
@@ -54,7 +49,6 @@ struct EventText {
 /// The recorder and the last send time of each series. A shared recorder would merge all events with the same reason.
 type Series<R> = HashMap<EventText, (R, Instant)>;
 
-/// Sends events until this future is dropped.
 pub(crate) async fn send_node_events(client: &Client, node: &str, events: &LogEvents) {
     let mut received = events.follow();
     let reporter = Reporter { controller: CONTROLLER.to_owned(), instance: Some(instance(node)) };
@@ -98,13 +92,10 @@ pub(crate) async fn send_node_events(client: &Client, node: &str, events: &LogEv
     }
 }
 
-/// The reporting instance of a node's events, limited to the API's length.
 pub(crate) fn instance(node: &str) -> String {
     node[..node.floor_char_boundary(INSTANCE_LENGTH_MAX)].to_owned()
 }
 
-/// Sends the request of an event. Returns whether the API server accepted it. Only the first failure in a row is logged
-/// as a warning.
 pub(crate) async fn send_event<T>(
     is_failing: &mut bool,
     reason: &str,
@@ -126,7 +117,6 @@ pub(crate) async fn send_event<T>(
     false
 }
 
-/// Whether an event is sent now: its series was not sent recently, or it starts a series and the limit permits it.
 fn is_due<R>(series: &mut Series<R>, event: &EventText, now: Instant) -> bool {
     series.retain(|_, (_, sent_at)| now.saturating_duration_since(*sent_at) < ENDS_AFTER);
     match series.get(event) {

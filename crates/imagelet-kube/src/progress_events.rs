@@ -31,16 +31,13 @@ use crate::{
 
 const PROGRESS: &str = "PullProgress";
 const FORWARDED: &str = "ArtifactForwarded";
-/// A pod gets its first event when it has waited for this time.
 const FIRST_AFTER: Duration = Duration::from_secs(15);
-/// The time between two events of a pod. It grows with the pod's wait.
 const UPDATE_MIN: Duration = Duration::from_secs(15);
 const UPDATE_MAX: Duration = Duration::from_mins(1);
 /// The minimum time between two requests: a node sends at most 20 events a minute.
 const SEND_EVERY: Duration = Duration::from_secs(3);
 /// The event count of a pod is dropped after this time without an event. So at most 120 pods have a count.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
-/// Maximum warnings that wait to be sent. Further warnings are only in the daemon's own list.
 const WARNINGS_MAX: usize = 100;
 
 pub(crate) struct ProgressEvents {
@@ -49,14 +46,11 @@ pub(crate) struct ProgressEvents {
     manager: Arc<ImageManager>,
 }
 
-/// The last event of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SentEvent {
     at: Instant,
-    /// The time of the first event.
     first: Timestamp,
     count: i32,
-    /// Whether the API server did not accept the event.
     is_refused: bool,
 }
 
@@ -67,18 +61,14 @@ struct DueEvent {
     note: String,
 }
 
-/// The warnings about artifacts that the runtime pulled itself.
 #[derive(Debug, Default)]
 struct ArtifactWarnings {
     waiting: VecDeque<DueEvent>,
-    /// The numbers of listed pulls that already caused warnings.
     warned: BTreeSet<u64>,
 }
 
-/// A pull that a pod waits for.
 struct PodPull<'a> {
     pull: &'a PullStatus,
-    /// Since when the pod waits.
     since: Instant,
     /// On: the kubelet waits for the pull and reports its end. Off: only a look-ahead waits, and no kubelet reports it.
     is_of_kubelet: bool,
@@ -89,7 +79,6 @@ impl ProgressEvents {
         Self { client, node: node.to_owned(), manager }
     }
 
-    /// Sends events until this future is dropped.
     pub(crate) async fn run(&self) {
         let (mut sent, mut is_failing) = (HashMap::<PodIdentity, SentEvent>::new(), false);
         let mut warnings = ArtifactWarnings::default();

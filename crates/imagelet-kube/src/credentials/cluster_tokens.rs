@@ -18,11 +18,8 @@ use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
 use imagelet_core::text::PlainError;
 
-/// Maximum length of a token. The API server's tokens have about 1 KiB.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
-/// The API server's default lifetime of a token. It is used if the answer has no lifetime.
 const LIFE_DEFAULT: Duration = Duration::from_hours(1);
-/// Maximum lifetime of a token. A longer lifetime counts as this lifetime.
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
 pub struct ClusterTokens {

@@ -12,9 +12,7 @@ use crate::api_error::ApiError;
 const AGE_MAX: Duration = Duration::from_mins(1);
 /// The lifetime of a cached failure. The images of one pod are requested together, so they share the failure.
 const FAILURE_AGE_MAX: Duration = Duration::from_secs(10);
-/// A cached object that no reader requests for this time is dropped.
 const IDLE_MAX: Duration = Duration::from_mins(5);
-/// Maximum number of cached objects. An object has at most 1 MB.
 const OBJECTS_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -24,14 +22,12 @@ pub(crate) struct ObjectName {
 }
 
 impl ObjectName {
-    /// The API path of the object. `kind` is the plural of the kind, such as `secrets`.
     pub(crate) fn path(&self, kind: &str) -> String {
         let [namespace, name] = [&self.namespace, &self.name].map(|text| utf8_percent_encode(text, NON_ALPHANUMERIC));
         format!("/api/v1/namespaces/{namespace}/{kind}/{name}")
     }
 }
 
-/// The object that was read, or the error text of a failed read.
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
 type LastRead<T> = Option<(Instant, ReadResult<T>)>;
 
@@ -50,7 +46,6 @@ impl<T> Default for ObjectCache<T> {
 }
 
 impl<T> ObjectCache<T> {
-    /// Returns the cached object. If it is absent or expired, reads and caches the object.
     pub(super) async fn get(
         &self,
         name: &ObjectName,

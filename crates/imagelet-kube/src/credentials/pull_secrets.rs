@@ -20,11 +20,9 @@ use crate::{
 /// Maximum bytes of the pull secrets of one pod. Each running pull of the pod has a copy of them.
 const DOCUMENTS_LENGTH_MAX: usize = 4 << 20;
 
-/// Reads the pull secrets of pods with `get` requests, one secret per request.
 pub(crate) struct PullSecrets {
     client: Client,
     secrets: ObjectCache<Result<PullSecret, NotPullSecret>>,
-    /// The names of the pull secrets of each service account.
     accounts: ObjectCache<Vec<Arc<str>>>,
 }
 
@@ -73,7 +71,6 @@ impl PullSecrets {
     }
 }
 
-/// The names of a service account's pull secrets. The secrets are in the account's namespace.
 fn secrets_of_account(json: &[u8]) -> Result<Vec<Arc<str>>, ApiError> {
     let account: ServiceAccount = serde_json::from_slice(json).map_err(kube::Error::SerdeError)?;
     let names = account.image_pull_secrets.into_iter().flatten().map(|it| it.name);

@@ -11,7 +11,6 @@ use zeroize::Zeroizing;
 use super::object_cache::ObjectName;
 use crate::api_error::ApiError;
 
-/// Maximum length of an object's uid. The API server's uids have 36 bytes.
 const UID_LENGTH_MAX: usize = 128;
 
 #[derive(Deserialize)]
@@ -30,7 +29,6 @@ struct SecretMetadata<'a> {
     uid: Cow<'a, str>,
 }
 
-/// Why a secret has no registry credentials.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NotPullSecret {
     #[error("its type is neither `kubernetes.io/dockerconfigjson` nor `kubernetes.io/dockercfg`")]

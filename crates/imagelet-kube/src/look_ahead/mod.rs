@@ -34,13 +34,10 @@ families! {
 pub struct LookAheadParts {
     pub manager: Arc<ImageManager>,
     pub runtime: RuntimeManager,
-    /// Maximum number of images that are fetched ahead concurrently.
     pub images_max: NonZeroUsize,
-    /// Receives the failures of look-ahead pulls as warnings about the node.
     pub events: Arc<dyn EventSink>,
 }
 
-/// Clones share the cached secrets.
 #[derive(Clone)]
 pub(crate) struct LookAhead {
     parts: LookAheadParts,
@@ -54,7 +51,6 @@ impl LookAhead {
         Self { parts, secrets: Arc::new(PullSecrets::new(client)), metrics }
     }
 
-    /// Fetches images until the sender of `pods` or this future is dropped.
     pub(crate) async fn run(&self, mut pods: PodsReceiver) {
         let (mut states, mut tasks) = (HashMap::new(), JoinMap::new());
         loop {
@@ -111,7 +107,6 @@ impl LookAhead {
         self.count(end);
     }
 
-    /// Returns the outcome as a label of the metric.
     async fn ensure(&self, fetch: &Fetch) -> Result<&'static str, EnsureError> {
         let image = self.spelling(&fetch.image.image);
         if fetch.image.policy != PullPolicy::Always && self.is_present(&image).await {

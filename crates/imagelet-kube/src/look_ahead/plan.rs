@@ -34,11 +34,8 @@ pub(super) struct Fetch {
 
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct FetchPlan {
-    /// Fetches to start, in this order.
     pub(super) begin: Vec<Fetch>,
-    /// Running fetches to cancel: the pod is deleted, or no container waits for the image any more.
     pub(super) cancel: Vec<FetchKey>,
-    /// Ended fetches of deleted pods. The caller drops their states.
     pub(super) forget: Vec<FetchKey>,
 }
 
@@ -76,7 +73,6 @@ pub(super) fn plan(
     plan
 }
 
-/// The images that containers of a pod wait for, without duplicates, in the kubelet's order.
 fn images_to_fetch(pod: &BoundPod) -> Vec<PodImageUse> {
     let mut found: Vec<PodImageUse> = Vec::new();
     for image in pod.images.iter().filter(|it| it.waits) {

@@ -19,11 +19,9 @@ use crate::metadata::LABELS_LENGTH_MAX;
 #[derive(Debug)]
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
-    /// The pods of a list that is being received.
     listing: BTreeMap<String, Arc<BoundPod>>,
     /// Whether more than `PODS_MAX` pods were received since the last list began.
     is_cut: bool,
-    /// The pods that ended since the last [`Self::take_changes`], by uid.
     ended: Vec<(Arc<str>, PodEnd)>,
     starts: StartTracker,
 }
@@ -115,7 +113,6 @@ impl KnownPods {
         self.pods.len()
     }
 
-    /// Reads the images of a pod. `None` means that the pod needs no image any more.
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {
         let pod = bound_pod(object)?;
         self.starts.observe(object, SystemTime::now());

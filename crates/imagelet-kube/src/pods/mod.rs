@@ -27,11 +27,8 @@ use waits::waits;
 
 use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
-/// Maximum pods of a node. The kubelet's default limit is 110.
 const PODS_MAX: usize = 2000;
-/// Maximum length of an image name. A reference without its registry has at most about 600 bytes.
 const IMAGE_LENGTH_MAX: usize = 1024;
-/// Maximum images of one pod. Usual pods have fewer than ten.
 const IMAGES_MAX: usize = 256;
 pub(crate) const SECRETS_MAX: usize = 64;
 
@@ -46,24 +43,19 @@ pub(crate) struct BoundPod {
     pub(crate) labels: Option<BTreeMap<String, String>>,
     /// The service account. A pod without one, such as a pod from a kubelet's manifest file, has an empty text.
     pub(crate) service_account: Arc<str>,
-    /// Names of secrets in the namespace of the pod.
     pub(crate) pull_secrets: Vec<Arc<str>>,
     /// The images of the volumes and containers, in the order of the kubelet's requests.
     pub(crate) images: Vec<PodImageUse>,
-    /// The number of images beyond `IMAGES_MAX`.
     pub(crate) left_out: usize,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct PodImageUse {
     pub(crate) role: PodRole,
-    /// The name of the container or of the volume.
     pub(crate) name: Arc<str>,
     /// The image as the pod spells it; a valid reference.
     pub(crate) image: Arc<str>,
-    /// The pull policy. An absent policy has the API server's default.
     pub(crate) policy: PullPolicy,
-    /// Whether the container does not exist yet or will be created again.
     pub(crate) waits: bool,
 }
 
@@ -82,7 +74,6 @@ impl BoundPod {
         format!("{}/{}", self.identity.namespace, self.identity.name)
     }
 
-    /// The images that containers of the pod wait for, or `None` if all containers exist.
     pub(crate) fn waiting(&self) -> Option<WaitingPod> {
         let images: BTreeSet<&Arc<str>> = self.images.iter().filter(|it| it.waits).map(|it| &it.image).collect();
         let images: Vec<Arc<str>> = images.into_iter().cloned().collect();
@@ -90,7 +81,6 @@ impl BoundPod {
     }
 }
 
-/// The images of a pod, or `None` if the pod starts no more containers or the object has an invalid name.
 pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     let PodObject { metadata, spec, status } = object;
     let [namespace, pod_name, uid] =
@@ -144,7 +134,6 @@ pub(crate) fn bound_pod(object: &PodObject) -> Option<BoundPod> {
     })
 }
 
-/// Why the pod starts no more containers, or `None` if it may start containers.
 pub(crate) fn pod_end(object: &PodObject) -> Option<PodEnd> {
     if object.metadata.deletion_timestamp.is_some() {
         return Some(PodEnd::Deleted);
@@ -152,7 +141,6 @@ pub(crate) fn pod_end(object: &PodObject) -> Option<PodEnd> {
     matches!(object.status.phase.as_str(), "Succeeded" | "Failed").then_some(PodEnd::Finished)
 }
 
-/// The pull policy with the API server's default, or `None` if the image name is invalid.
 fn defaulted_policy(image: &str, policy: &str) -> Option<PullPolicy> {
     let is_name = image.len() <= IMAGE_LENGTH_MAX && image.parse::<Reference>().is_ok();
     let default = PullPolicy::default_for(Some(image).filter(|_| is_name)?).ok()?;

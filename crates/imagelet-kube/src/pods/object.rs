@@ -22,7 +22,6 @@ pub(crate) struct PodObject {
 resource!(PodObject, NamespaceResourceScope, (), |()| ["", "v1", "Pod", "pods"]);
 
 impl PodObject {
-    /// The name of the pod in the form `NAMESPACE/NAME`.
     pub(crate) fn full_name(&self) -> String {
         let ObjectMeta { namespace, name, .. } = &self.metadata;
         format!("{}/{}", namespace.as_deref().unwrap_or_default(), name.as_deref().unwrap_or_default())
@@ -81,7 +80,6 @@ impl VolumeSpec {
 #[serde(default, rename_all = "camelCase")]
 pub(super) struct PodStatus {
     pub(super) phase: String,
-    /// The time when the kubelet started to process the pod.
     pub(super) start_time: Option<Time>,
     pub(super) container_statuses: List<ContainerStatus>,
     pub(super) init_container_statuses: List<ContainerStatus>,
@@ -100,7 +98,6 @@ fn nullable<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(value: D) 
     Ok(Option::deserialize(value)?.unwrap_or_default())
 }
 
-/// The state of a container, or `None` if the container has no status.
 pub(super) fn state_of<'a>(statuses: Option<&'a [ContainerStatus]>, name: &str) -> Option<&'a ContainerState> {
     statuses?.iter().find(|status| status.name == name)?.state.as_ref()
 }

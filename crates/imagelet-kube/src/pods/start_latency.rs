@@ -31,10 +31,8 @@ families! {
         MetricKind::Histogram(BUCKETS), &[];
 }
 
-/// A start time and an end time.
 type Interval = (SystemTime, SystemTime);
 
-/// Measures each pod once, when all its containers run.
 #[derive(Debug)]
 pub(crate) struct StartTracker {
     metrics: Arc<Metrics>,
@@ -67,7 +65,6 @@ impl StartTracker {
         self.metrics.observe(&PULLING, &[], pulling.as_secs_f64());
     }
 
-    /// Removes a pod that is deleted, finished or being deleted.
     pub(super) fn forget(&mut self, pod: &PodObject) {
         self.starting.remove(pod.metadata.uid.as_deref().unwrap_or_default());
     }
@@ -89,7 +86,6 @@ fn runs(pod: &PodObject) -> bool {
     containers.peek().is_some() && containers.all(|container| has_started(&container.name).is_some())
 }
 
-/// The run times of the init containers that have ended. Sidecars are excluded.
 fn init_intervals(pod: &PodObject) -> Vec<Interval> {
     let inits = pod.spec.init_containers.iter().flatten();
     let ordinary = inits.filter(|container| container.restart_policy.as_deref() != Some("Always"));

@@ -20,7 +20,6 @@ pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&Con
     }
 }
 
-/// The restart policy that decides whether an ended container is created again.
 fn restart_policy<'a>(role: PodRole, container: &'a ContainerSpec, of_pod: &'a str) -> &'a str {
     let is_policy = |text: &&str| ["Always", "OnFailure", "Never"].contains(text);
     // Restart rules depend on the exit code. Only the kubelet evaluates them, so a new start is assumed.

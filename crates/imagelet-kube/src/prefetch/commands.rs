@@ -18,7 +18,6 @@ use crate::{
 
 const SETS_MAX: usize = 5000;
 const PAGE_SETS: u32 = 100;
-/// The field manager of the command line.
 const FIELD_MANAGER: &str = "imagelet-cli";
 
 /// A set to apply. It is checked before the first request.
@@ -28,7 +27,6 @@ pub struct SetDocument {
     object: Value,
 }
 
-/// The fields of a set document. An unknown field is rejected.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 struct DocumentFields {
@@ -75,7 +73,6 @@ impl SetDocument {
 /// One set with its status, for users and programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SetRow {
-    /// `ImageSet` or `ClusterImageSet`.
     pub kind: &'static str,
     /// The namespace, which is empty for a cluster-wide set.
     pub namespace: String,
@@ -85,7 +82,6 @@ pub struct SetRow {
     pub gate: bool,
     #[serde(flatten)]
     pub nodes: NodeCounts,
-    /// Whether all nodes are ready.
     pub complete: bool,
     /// The message of the condition `Complete`, or why the condition is absent.
     pub message: String,

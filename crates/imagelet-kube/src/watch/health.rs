@@ -35,14 +35,11 @@ pub struct WatchHealth {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchReport {
-    /// Whether the objects were listed at least once since the start.
     pub is_listed: bool,
     /// Whether the watch is connected and receives changes.
     pub in_sync: bool,
     pub heard_at: Option<Instant>,
-    /// Number of failed watches and failed attempts to start a watch.
     pub restarts: u64,
-    /// Number of pods that are bound to the node and not finished.
     pub pods: usize,
     /// Number of pods with containers that do not exist yet.
     pub waiting: usize,

@@ -24,7 +24,6 @@ use crate::{
 /// If the report of an admitted node does not change for this time, the node is stalled and does not delay other nodes.
 const STALLED_AFTER: Duration = Duration::from_mins(15);
 
-/// The caches of one term as the leader.
 #[derive(Debug)]
 pub(super) struct ClusterView {
     pub(super) sets: SharedSets,
@@ -39,7 +38,6 @@ pub(super) type BusyNodes = HashMap<(String, String), (Option<SetReport>, Instan
 #[derive(Debug, Default)]
 pub(super) struct PassPlan {
     pub(super) sets: Vec<(ImageSet, SetAction)>,
-    /// The time of the next pass if nothing changes before.
     pub(super) next: Option<Instant>,
     pub(super) sets_known: usize,
     pub(super) reports_known: usize,

@@ -16,7 +16,6 @@ use crate::api_error::{code, text};
 const LEASE: &str = "imagelet-controller";
 /// A lease that its holder does not renew for this time is free.
 const LEASE_LASTS: Duration = Duration::from_secs(30);
-/// The interval at which the holder renews the lease and other candidates read it.
 const RENEW_EVERY: Duration = Duration::from_secs(10);
 /// A holder that could not renew its lease for this time stops, before another candidate may start.
 const RENEWED_MAX: Duration = Duration::from_secs(20);
@@ -33,7 +32,6 @@ impl Election {
         Self { api: Api::namespaced(client, namespace), identity: identity.to_owned(), seen: None }
     }
 
-    /// Waits until this process has the lease. `answered` is called with each answer of the API server.
     pub(super) async fn acquire(&mut self, answered: impl Fn()) {
         let mut is_failing = false;
         loop {
@@ -68,7 +66,6 @@ impl Election {
         }
     }
 
-    /// Takes or renews the lease. Returns whether this process has it.
     async fn try_hold(&mut self) -> Result<bool, kube::Error> {
         let found = self.api.get_opt(LEASE).await?;
         let (lease, now) = (found.as_ref().and_then(|lease| lease.spec.as_ref()), Instant::now());
@@ -102,7 +99,6 @@ fn holder(lease: Option<&LeaseSpec>) -> &str {
     lease.and_then(|lease| lease.holder_identity.as_deref()).unwrap_or_default()
 }
 
-/// Whether this process may take or renew the lease that it read.
 fn is_free(lease: Option<&LeaseSpec>, identity: &str, unchanged_for: Duration) -> bool {
     let holder = holder(lease);
     holder.is_empty() || holder == identity || unchanged_for >= LEASE_LASTS

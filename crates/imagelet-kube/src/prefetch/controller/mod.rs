@@ -47,10 +47,8 @@ const FIELD_MANAGER: &str = "imagelet-controller";
 /// The minimum time between two writes of one status. The API server sends each write to all agents.
 const STATUS_EVERY: Duration = Duration::from_secs(10);
 const PASS_EVERY: Duration = Duration::from_secs(2);
-/// The first wait after a pass with a failed request. The wait doubles with each failed pass in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_mins(2);
-/// Maximum writes and deletions of one pass. The next pass continues with a new plan.
 const WRITES_MAX: usize = 200;
 
 families! {
@@ -82,10 +80,8 @@ pub struct PrefetchController {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ControllerReport {
-    /// Whether the API server has answered a request for the lease.
     pub has_answer: bool,
     pub leads: bool,
-    /// Whether the sets, reports and nodes are listed.
     pub is_listed: bool,
 }
 
@@ -140,7 +136,6 @@ impl PrefetchController {
         let ((nodes, mut of_nodes), (reports, mut of_reports)) = (reflector::store(), reflector::store());
         let view = ClusterView { sets: SharedSets::default(), reports, nodes, changed: Notify::new() };
         let take_node = |event: Event<PartialObjectMeta<Node>>| {
-            // The controller needs only the labels of a node.
             let narrow = |node: &mut PartialObjectMeta<Node>| {
                 (node.metadata.managed_fields, node.metadata.annotations) = (None, None);
             };
@@ -194,7 +189,6 @@ impl PrefetchController {
         }
     }
 
-    /// Writes statuses and deletes sets. Returns the time of the next pass, which is due even if nothing changes.
     async fn act(
         &self,
         plan: PassPlan,

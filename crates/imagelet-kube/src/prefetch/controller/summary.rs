@@ -12,7 +12,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use super::waves::{SelectedNode, wave};
 use crate::prefetch::objects::{FailureCount, ImagePhase, ImageSet, NodeCounts, SetLimit, SetStatus};
 
-/// Maximum failure classes in a status.
 const FAILURES_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 256;
 /// Nodes with matching pods report themselves within this time after the start of a spec. Until the end of this time,
@@ -26,7 +25,6 @@ pub(super) enum SetAction {
         until: Option<SystemTime>,
     },
     Write(Box<SetStatus>),
-    /// Deletes the set, because `ttl_after_finished` has passed.
     Delete,
 }
 
@@ -49,7 +47,6 @@ pub(super) fn decide(
     }
 }
 
-/// When `SELECTION_LASTS` ends for a spec. `None` means that it has ended or that the spec has no pod selector.
 fn selection_ends(set: &ImageSet, started: &Time, now: SystemTime) -> Option<SystemTime> {
     set.spec.pod_selector.as_ref()?;
     Some(SystemTime::from(started.0) + SELECTION_LASTS).filter(|ends| *ends > now)
@@ -83,7 +80,6 @@ fn status(set: &ImageSet, limit: Option<SetLimit>, nodes: &[SelectedNode<'_>], w
     }
 }
 
-/// The conditions of a set, each with the time of its last change. `Limited` only exists if the set exceeds a limit.
 fn conditions(
     set: &ImageSet,
     limit: Option<SetLimit>,
@@ -126,7 +122,6 @@ fn conditions(
     conditions
 }
 
-/// The failures by class and step, the most frequent first. Each failure names the first of its nodes.
 fn failures(nodes: &[SelectedNode<'_>]) -> Vec<FailureCount> {
     let mut found: BTreeMap<(&str, &str), FailureCount> = BTreeMap::new();
     for node in nodes {

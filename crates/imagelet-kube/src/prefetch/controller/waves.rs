@@ -6,7 +6,6 @@ use crate::prefetch::objects::{ImageReport, ImageSet, PLACES, SetPhase, WaveStat
 pub(super) struct SelectedNode<'a> {
     pub(super) name: &'a str,
     pub(super) place: u64,
-    /// The phase that the node reports for this spec, or `None` before its first report.
     pub(super) phase: Option<SetPhase>,
     pub(super) images: &'a [ImageReport],
     /// Whether the node may begin and its report has not changed for a long time. A stalled node delays no other node.
@@ -14,7 +13,6 @@ pub(super) struct SelectedNode<'a> {
 }
 
 impl SelectedNode<'_> {
-    /// Whether an admitted node counts against the limit of concurrent nodes.
     fn is_busy(&self) -> bool {
         !self.is_stalled && !self.phase.is_some_and(SetPhase::is_finished)
     }

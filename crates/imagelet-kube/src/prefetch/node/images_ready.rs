@@ -5,7 +5,6 @@ use imagelet_core::{image::counted, printable::printable_start};
 use crate::prefetch::objects::{ImagePhase, ImageReport, ImageSet, SetPhase, SetReport};
 
 pub(super) const CONDITION: &str = "imagelet.dev/ImagesReady";
-/// Maximum images that the message names.
 const NAMED_MAX: usize = 10;
 const MESSAGE_LENGTH_MAX: usize = 1024;
 
@@ -16,7 +15,6 @@ pub(super) struct ImagesReady {
 }
 
 impl ImagesReady {
-    /// The reasons of the condition.
     pub(super) const PRESENT: &str = "ImagesPresent";
     pub(super) const MISSING: &str = "ImagesMissing";
 
@@ -51,7 +49,6 @@ impl ImagesReady {
     }
 }
 
-/// The name of a missing image, with the reason if known.
 fn named(set: &SetReport, ImageReport { reference, phase, class, hop, .. }: &ImageReport) -> String {
     let why = match (phase, set.phase) {
         (ImagePhase::Failed, _) => format!(" ({class} at {hop})"),

@@ -60,17 +60,13 @@ use crate::{
     watch::{backoff, follow},
 };
 
-/// The field manager of all agents.
 const FIELD_MANAGER: &str = "imagelet";
-/// The first wait after a failed pull. The wait doubles with each failure in a row.
 const RETRY_FIRST: Duration = Duration::from_secs(30);
 const RETRY_MAX: Duration = Duration::from_mins(15);
-/// The first wait after a failed request to write the report or the condition.
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
 /// Maximum wait for the first list of pods, by which sets select the node.
 const PODS_WAIT: Duration = Duration::from_mins(1);
-/// How often the agent reads the progress of a pull and checks that images are present.
 const TICK: Duration = Duration::from_secs(30);
 /// The priority of each pull for a set. Pulls for pods have a higher priority.
 pub const PREFETCH_PRIORITY: i32 = i32::MIN;
@@ -97,13 +93,11 @@ struct RunningPull {
     task: AbortOnDropHandle<Result<(), FetchFailure>>,
 }
 
-/// The state of the agent between two steps.
 #[derive(Default)]
 struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
     attempts: BTreeMap<TaskKey, Attempts>,
     running: Option<RunningPull>,
-    /// The namespace of the last started pull. Empty for a cluster-wide set.
     last: String,
     pins: Option<Vec<SetPin>>,
     matches: LastMatches,
@@ -111,9 +105,7 @@ struct AgentWork {
 
 #[derive(Clone, Copy, Default)]
 struct Attempts {
-    /// Failures in a row.
     failures: u32,
-    /// How often the pull was interrupted for other sets.
     given_way: u32,
 }
 
@@ -167,7 +159,6 @@ impl PrefetchAgent {
         let matches = by_pods.map(|set| (set.uid.clone(), Instant::now())).collect();
         let mut work = AgentWork { states: restored(&sets, reports), matches, ..AgentWork::default() };
         let (mut of_report, mut of_condition) = (WriteGate::restored(written), WriteGate::restored(None));
-        // The last Node whose condition was read.
         let mut seen: Option<Arc<OwnNode>> = None;
         // Writes run in parallel to pulls, so that a slow API server does not delay pulls.
         let (mut reporting, mut conditioning) = (None, None);
@@ -338,7 +329,6 @@ impl PrefetchAgent {
         }
     }
 
-    /// The report in the API. `None`: it is absent.
     async fn read_report(&self) -> Option<WrittenReport> {
         for failures in 0.. {
             match self.reports().get_opt(&self.node).await {
@@ -358,7 +348,6 @@ impl PrefetchAgent {
 }
 
 impl Inputs {
-    /// Waits until this node and all sets are known, including sets that select other nodes.
     async fn known(&self, node: &str) -> (SelectedSets, Arc<OwnNode>) {
         loop {
             if let (Some(known), Some(node)) = (self.sets.listed(), self.nodes.get(&ObjectRef::new(node))) {
@@ -377,7 +366,6 @@ impl Inputs {
     }
 }
 
-/// Waits for the end of a write. Never returns if no write runs.
 async fn end_of<F: Future + Unpin>(running: &mut Option<F>) -> F::Output {
     let Some(write) = running else { return pending().await };
     let end = write.await;
@@ -389,7 +377,6 @@ fn failed<T>(class: ErrorClass, stage: Stage, message: String) -> Result<T, Fetc
     Err(FetchFailure { class, stage, message })
 }
 
-/// The request for one image, with the pull secret of the set or, for a cluster-wide set, the node's credentials.
 async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFailure> {
     let image = &task.key.image;
     let mut secrets = Vec::new();

@@ -32,7 +32,6 @@ pub(super) struct TaskKey {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
-    /// The received bytes and the total bytes, or `None` if they are not known yet.
     Running(Option<(u64, u64)>),
     Done {
         at: SystemTime,
@@ -70,7 +69,6 @@ pub(super) struct PlanInput<'a> {
     pub(super) node: &'a str,
     pub(super) states: &'a BTreeMap<TaskKey, TaskState>,
     pub(super) presence: &'a ImagePresence,
-    /// The namespace of the last started pull.
     pub(super) last: &'a str,
     pub(super) wall: SystemTime,
     pub(super) now: Instant,
@@ -78,9 +76,7 @@ pub(super) struct PlanInput<'a> {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The pull to start. One pull runs at a time.
     pub(super) next: Option<Task>,
-    /// The next image that waits for the end of the running pull.
     pub(super) waiting: Option<Waiting>,
     pub(super) pins: Vec<SetPin>,
     pub(super) report: Vec<SetReport>,
@@ -95,7 +91,6 @@ pub(super) struct Plan {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Waiting {
     pub(super) image: String,
-    /// Whether all waiting sets are slow.
     pub(super) are_all_slow: bool,
 }
 
@@ -191,7 +186,6 @@ pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<Tas
     states
 }
 
-/// Why a set starts no pull, or `None` if it may start pulls.
 fn held(set: &ImageSet, input: &PlanInput<'_>) -> Option<SetPhase> {
     if set.deadline().is_some_and(|deadline| deadline <= input.wall) {
         Some(SetPhase::Expired)

@@ -31,15 +31,12 @@ pub trait PrefetchNode: Send + Sync + fmt::Debug {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FetchConditions {
-    /// The policy with the minimum rate. A slower pull is interrupted for waiting images.
     pub policy: HoldPolicy,
-    /// Whether the pull waits in the queue behind pulls of pods.
     pub is_queued: bool,
     /// Whether a pull without a report so far will report its bytes. A pull by a runtime reports no bytes.
     pub is_measured: bool,
 }
 
-/// The images that a pass did not find.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePresence {
     /// The time of the pass, or `None` before the first pass.
@@ -48,13 +45,11 @@ pub struct ImagePresence {
 }
 
 impl ImagePresence {
-    /// Whether an image that was fetched at this time was removed.
     pub(super) fn is_removed(&self, reference: &str, fetched_at: SystemTime) -> bool {
         self.taken_at.is_some_and(|taken_at| taken_at > fetched_at) && self.absent.contains(reference)
     }
 }
 
-/// An image that a set keeps.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SetPin {
     /// The image as spelled in the set; a valid reference.

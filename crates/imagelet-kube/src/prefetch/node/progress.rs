@@ -9,7 +9,6 @@ use imagelet_core::{
 };
 use tokio::time::Instant;
 
-/// The progress of one pull.
 #[derive(Debug)]
 pub(super) struct PullBytes {
     known: Mutex<KnownBytes>,
@@ -20,7 +19,6 @@ pub(super) struct PullBytes {
 pub(super) struct KnownBytes {
     /// The received or present bytes, and the total. `None` before the manifest is known.
     pub(super) sum: Option<(u64, u64)>,
-    /// The bytes from the network.
     received: u64,
     /// Whether the pull reports its bytes, or `None` if this is not known yet.
     pub(super) is_measured: Option<bool>,

@@ -17,9 +17,7 @@ pub(super) type LastMatches = BTreeMap<String, Instant>;
 
 #[derive(Debug, Default)]
 pub(super) struct SelectedSets {
-    /// The selected sets, in the order of their places.
     pub(super) sets: Vec<ImageSet>,
-    /// Gated sets that no node fetches, because of a limit.
     pub(super) gated_beyond: Vec<ImageSet>,
 }
 

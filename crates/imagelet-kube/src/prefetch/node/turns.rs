@@ -18,7 +18,6 @@ pub(super) struct Candidate<'a> {
     pub(super) image: &'a SetImage,
     /// Whether the pull of an image of the set was interrupted and has not finished since.
     pub(super) is_slow: bool,
-    /// The retry time of a failed image or the time of the interruption, or `None` without both.
     pub(super) since: Option<Instant>,
 }
 
@@ -39,10 +38,8 @@ impl Candidate<'_> {
     }
 }
 
-/// The turn of the running pull while images of other sets wait.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Turn {
-    /// How often the pull was interrupted before.
     pub(super) given_way: u32,
     /// Whether the pull reports its bytes during the transfer. A runtime reports no bytes.
     pub(super) is_measured: bool,
@@ -51,7 +48,6 @@ pub(super) struct Turn {
 }
 
 impl Turn {
-    /// Whether the pull must be interrupted.
     pub(super) fn is_over(self, policy: HoldPolicy, meter: &HoldMeter, now: Instant) -> bool {
         let first = if self.is_measured { GRACE } else { UNMEASURED_TURN };
         let is_lengthened = self.are_all_slow || !self.is_measured;

@@ -9,14 +9,12 @@ use tokio::time::Instant;
 use super::images_ready::ImagesReady;
 use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
 
-/// The minimum time between two writes of one node.
 pub(super) const WRITE_EVERY: Duration = Duration::from_secs(10);
 /// The minimum time between two writes that are [alike](NodeFact::is_alike).
 pub(super) const PROGRESS_EVERY: Duration = Duration::from_mins(1);
 /// A change waits for this time minus a random part. This merges changes and spreads the writes of a cluster.
 pub(super) const COLLECT_FOR: Duration = Duration::from_secs(4);
 
-/// The report of this node in the API.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct WrittenReport {
     /// The owning Node. A recreated Node is another owner.
@@ -36,7 +34,6 @@ pub(super) trait NodeFact: PartialEq {
     /// The wait after a forbidden request. With `None`, the wait is the same as after any other failure.
     const FORBIDDEN_RETRY: Option<Duration>;
 
-    /// Whether the fact equals an absent object in the API.
     fn is_empty(&self) -> bool;
 
     /// Whether the facts only differ in progress, which causes no action of other components.
@@ -56,7 +53,6 @@ impl NodeFact for WrittenReport {
     }
 }
 
-/// The condition of the node, or `None` if it is absent.
 impl NodeFact for Option<ImagesReady> {
     const NAME: &str = "condition `imagelet.dev/ImagesReady`";
     /// Most clusters do not grant the right to write the condition.
@@ -78,18 +74,15 @@ pub(super) struct WriteGate<T> {
     written_at: Option<Instant>,
     /// When the fact first differed from the written fact, and the wait from that time.
     changed: Option<(Instant, Duration)>,
-    /// Failed writes in a row, and the earliest time of the next write.
     failures: u32,
     retry_at: Option<Instant>,
 }
 
 impl<T: NodeFact> WriteGate<T> {
-    /// The gate of a starting agent. `written` is the fact in the API.
     pub(super) fn restored(written: Option<T>) -> Self {
         Self { written, written_at: None, changed: None, failures: 0, retry_at: None }
     }
 
-    /// Records the fact that a watch found in the API.
     pub(super) fn found(&mut self, found: T) {
         self.written = Some(found);
     }

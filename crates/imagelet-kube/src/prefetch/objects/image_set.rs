@@ -22,7 +22,6 @@ pub(crate) const PLACES: u64 = 1 << 52;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {
     pub(crate) scope: SetScope,
-    /// The namespace, which is empty for a cluster-wide set.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }
@@ -52,7 +51,6 @@ impl fmt::Display for SetName {
     }
 }
 
-/// A set with a valid spec.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct ImageSet {
     pub(crate) name: SetName,

@@ -20,25 +20,19 @@ use super::{
 use crate::watch::follow;
 
 const PAGE_SETS: u32 = 100;
-/// Maximum sets of each kind that are fetched.
 pub(super) const SETS_MAX: usize = 1000;
-/// Maximum sets of one namespace that are fetched.
 pub(super) const SETS_OF_NAMESPACE_MAX: usize = 100;
 /// Maximum known sets of each kind. A set without a place gets a place when one is free.
 const KNOWN_MAX: usize = 4 * SETS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetLimit {
-    /// Older sets of the same namespace use all places of the namespace.
     OfNamespace,
-    /// Other sets use all places of the cluster.
     Total,
-    /// Nodes fetch the set, but the report of at least one node is full.
     Report,
 }
 
 impl SetLimit {
-    /// The reason and the message of a condition.
     pub(crate) fn texts(self) -> (&'static str, String) {
         match self {
             Self::OfNamespace => (
@@ -60,7 +54,6 @@ type SetMap = BTreeMap<SetName, ImageSet>;
 #[derive(Debug, Default)]
 pub(crate) struct KnownSets {
     sets: SetMap,
-    /// The sets of a list that is being received.
     listing: SetMap,
     is_listed: bool,
 }
@@ -92,7 +85,6 @@ impl KnownSets {
     }
 }
 
-/// Adds, changes or removes one object. Returns whether the sets changed.
 fn apply(sets: &mut SetMap, object: &SetObject, scope: SetScope) -> bool {
     let name = object.name(scope);
     let set = object.read(scope).unwrap_or_else(|error| {
@@ -132,12 +124,10 @@ fn placed(sets: &SetMap) -> impl Iterator<Item = (&ImageSet, Option<SetLimit>)> 
     })
 }
 
-/// The sets of both kinds. Two watches fill them, and another task reads them.
 #[derive(Debug, Default)]
 pub(crate) struct SharedSets(Mutex<[KnownSets; 2]>);
 
 impl SharedSets {
-    /// Watches both kinds until this future is dropped, and notifies `changed` after each change.
     pub(crate) async fn follow(&self, client: &Client, changed: &Notify) {
         let follow = async |name, scope, place: usize| {
             let take = |event| {
@@ -154,7 +144,6 @@ impl SharedSets {
         );
     }
 
-    /// The sets of both kinds, or `None` until both kinds are listed.
     pub(crate) fn listed(&self) -> Option<MutexGuard<'_, [KnownSets; 2]>> {
         Some(locked(&self.0)).filter(|sets| sets.iter().all(|sets| sets.is_listed))
     }

@@ -23,7 +23,6 @@ pub(crate) use self::{
 pub(crate) use self::{pod_selector::PodSelector, values::NodeLimit};
 pub use self::{set_spec::SetRejection, set_status::NodeCounts};
 
-/// The API group with its version.
 pub(crate) const PREFETCH_GROUP: &str = "imagelet.dev/v1alpha1";
 /// The CustomResourceDefinitions, as input of `kubectl apply -f`.
 pub const CRDS: &str = include_str!("crds.yaml");

@@ -36,7 +36,6 @@ pub(crate) struct ImageReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) platform: Option<String>,
     pub(crate) phase: ImagePhase,
-    /// Compressed bytes that a running pull has received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -51,17 +50,12 @@ pub(crate) struct ImageReport {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub(crate) enum SetPhase {
-    /// The node waits for its turn.
     #[default]
     Waiting,
-    /// The spec pauses the set.
     Paused,
-    /// Images are being pulled, or wait in the queue.
     Pulling,
     Ready,
-    /// Some images failed. They are retried later.
     Failed,
-    /// The deadline passed before all images were fetched.
     Expired,
 }
 

@@ -6,10 +6,8 @@ use serde::Deserialize;
 
 use crate::names::shown;
 
-/// Maximum labels of a selector, and the maximum length of a label.
 pub(super) const LABELS_MAX: usize = 32;
 pub(super) const LABEL_LENGTH_MAX: usize = 317;
-/// Maximum values of one requirement.
 pub(super) const VALUES_MAX: usize = 64;
 
 /// A pod must match all labels and requirements. An empty selector matches every pod.
@@ -89,7 +87,6 @@ impl LabelRequirement {
     }
 }
 
-/// Whether a selector may have this label.
 pub(super) fn is_label(key: &str, value: &str) -> bool {
     let is_short = |text: &str| text.len() <= LABEL_LENGTH_MAX && !text.chars().any(char::is_control);
     !key.is_empty() && is_short(key) && is_short(value)

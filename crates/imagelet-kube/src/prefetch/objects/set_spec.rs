@@ -64,7 +64,6 @@ impl SetScope {
         self.words()[2]
     }
 
-    /// Group, version, kind and plural.
     pub(super) fn words(self) -> [&'static str; 4] {
         match self {
             Self::Namespace => ["imagelet.dev", "v1alpha1", "ImageSet", "imagesets"],

@@ -11,7 +11,6 @@ pub(crate) struct SetStatus {
     /// The time when the controller first saw this generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) started_at: Option<Time>,
-    /// The time when the last node finished.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) finished_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -36,16 +35,12 @@ pub(crate) struct WaveStatus {
 pub struct NodeCounts {
     /// All selected nodes. Zero before the controller has seen the set.
     pub wanted: usize,
-    /// Nodes that have fetched all images.
     pub ready: usize,
     pub pulling: usize,
-    /// Nodes with a failed image.
     pub failed: usize,
-    /// Nodes that have not started.
     pub waiting: usize,
 }
 
-/// A class of failures, the number of its nodes, and the first of these nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub(crate) struct FailureCount {

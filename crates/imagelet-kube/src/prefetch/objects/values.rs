@@ -10,7 +10,6 @@ use crate::names::shown;
 
 const DURATION_MAX: Duration = Duration::from_hours(24 * 365);
 const DURATION_LENGTH_MAX: usize = 32;
-/// Maximum number of nodes in a limit. Kubernetes supports clusters of 5,000 nodes.
 const NODES_MAX: u32 = 100_000;
 
 /// A duration above zero in Go's format: `90s`, `1h30m`.
@@ -40,14 +39,11 @@ impl TryFrom<String> for SetDuration {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "IntOrString")]
 pub(crate) enum NodeLimit {
-    /// A number of nodes, at least one.
     Count(u32),
-    /// A share of the selected nodes, from 1 to 100 percent.
     Percent(u32),
 }
 
 impl NodeLimit {
-    /// The limit for a number of selected nodes. The limit is at least one.
     pub(crate) fn of(self, nodes: usize) -> usize {
         match self {
             Self::Count(count) => count as usize,
