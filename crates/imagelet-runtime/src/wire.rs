@@ -64,7 +64,6 @@ pub(crate) async fn unary<Q: Query, A: Reply>(
     ready(channel).await?.unary(request, path, BoundedCodec::new(bounds)).await.map(Response::into_inner)
 }
 
-/// Collects all items of a streamed list.
 pub(crate) async fn listed<Q: Query, A: Reply, T>(
     channel: Channel,
     path: PathAndQuery,
@@ -93,7 +92,6 @@ pub struct MessageBounds {
 }
 
 impl MessageBounds {
-    /// The limits that remain after a message. `None` means that the message exceeds the limits.
     #[must_use]
     pub fn less(self, message: &[u8]) -> Option<Self> {
         let (mut entries, mut parts) = (1, 0);
@@ -143,7 +141,6 @@ fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Prost's codec with limits. The elements of an answer are counted before the answer is decoded.
 pub(crate) struct BoundedCodec<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,

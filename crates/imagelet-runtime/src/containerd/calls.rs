@@ -27,9 +27,7 @@ use crate::{
 const WRITE_BYTES_MAX: u64 = 1 << 20;
 const WRITE_STEPS_MAX: usize = 2;
 
-/// A value of `snapshots.Info.kind`.
 pub(crate) const COMMITTED: i32 = 3;
-/// Values of `content.WriteContentRequest.action`.
 const WRITE: i32 = 1;
 const COMMIT: i32 = 2;
 
@@ -97,12 +95,10 @@ impl ContainerdClient {
         present(self.ask("Snapshots.Usage", key, of_snapshot(snapshotter, key)).await)
     }
 
-    /// Looks up a blob. `None` means that the namespace has no blob with this digest.
     pub async fn content(&self, digest: &str) -> Answer<Option<content::Info>> {
         self.ask_one("Content.Info", digest, digest.to_owned()).await
     }
 
-    /// Sets `labels` on a blob and keeps the blob's other labels.
     pub async fn label_content(&self, digest: &str, labels: BTreeMap<String, String>) -> Answer<()> {
         let paths = labels.keys().map(|key| format!("labels.{key}")).collect();
         let info = content::Info { digest: digest.to_owned(), labels, ..content::Info::default() };
@@ -244,7 +240,6 @@ async fn send_steps(
     }
 }
 
-/// Converts the error `NotFound` to `None`.
 fn present<A>(answer: Answer<A>) -> Answer<Option<A>> {
     match answer {
         Err(error) if error.code() == Code::NotFound => Ok(None),

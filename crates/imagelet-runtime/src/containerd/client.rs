@@ -24,7 +24,6 @@ const TREE_CALLS: [&str; 4] = ["Content.Write", "Leases.Delete", "Snapshots.Comm
 
 pub(crate) type Answer<A> = Result<A, ContainerdError>;
 
-/// Clones share the connection.
 #[derive(Clone, Debug)]
 pub struct ContainerdClient {
     channel: Channel,
@@ -34,7 +33,6 @@ pub struct ContainerdClient {
 }
 
 impl ContainerdClient {
-    /// Creates a client that connects at its first call.
     pub fn new(socket: &Path) -> Self {
         let socket: Arc<Path> = socket.into();
         let dialled = Arc::clone(&socket);
@@ -101,13 +99,11 @@ impl ContainerdClient {
         }
     }
 
-    /// The error for an answer that is invalid or exceeds a limit.
     pub(crate) fn unexpected(&self, call: &str, subject: &str, why: &str) -> ContainerdError {
         ContainerdError::new(Code::Unknown, &self.socket, call, subject, why)
     }
 }
 
-/// The gRPC path of a call that is named like `Leases.Create`.
 pub(crate) fn path(call: &str) -> PathAndQuery {
     let (service, method) = call.split_once('.').expect("a call has a service and a method");
     let path = format!("/containerd.services.{}.v1.{service}/{method}", service.to_ascii_lowercase());
@@ -116,7 +112,6 @@ pub(crate) fn path(call: &str) -> PathAndQuery {
 
 // `One` and `Many` represent all messages whose only field has number 1. If this field is a text, `String` is used.
 
-/// A message whose only field is another message, such as `GetImageResponse`.
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct One<T: Message + Default> {
@@ -124,7 +119,6 @@ pub struct One<T: Message + Default> {
     pub item: Option<T>,
 }
 
-/// A message whose only field is a list of messages, such as `ListImagesResponse` or a page of a streamed list.
 #[derive(Clone, Debug, PartialEq, Message)]
 #[prost(skip_debug)]
 pub struct Many<T: Message + Default> {

@@ -16,7 +16,6 @@ const TEXT_BYTES_MAX: usize = 1 << 10;
 /// containerd has no code for a full disk, so the error text is searched for these texts.
 const DISK_FULL: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
-/// A failed call. The error text names the call, the object of the call, the socket and the cause.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct ContainerdError {
@@ -70,7 +69,6 @@ fn code(status: &Status) -> Code {
     }
 }
 
-/// Limits the length of containerd's error text. A text with unprintable characters is quoted.
 fn shown(text: &str) -> String {
     let text = &text[..text.floor_char_boundary(TEXT_BYTES_MAX)];
     if text.contains(is_unprintable) { quoted(text) } else { text.to_owned() }

@@ -19,7 +19,6 @@ pub mod v1 {
     include!(concat!(env!("OUT_DIR"), "/containerd.rs"));
 }
 
-/// The namespace of CRI's images.
 pub(crate) const NAMESPACE: &str = "k8s.io";
 
 /// CRI ignores an image record without this label.

@@ -14,18 +14,15 @@ pub enum AddressPlatform {
     Windows,
 }
 
-/// The parts of an endpoint, as CRI's parser returns them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// `unix`: a socket with a path. `tcp`: a host and a port. `npipe`: a named pipe of Windows.
     pub protocol: &'static str,
-    /// The path of a socket or pipe, or the host and port of a TCP address.
     pub address: String,
     /// The host of a Unix endpoint, such as `foo` in `unix://foo/bar`. CRI's clients ignore this user error.
     pub host: String,
 }
 
-/// The error for a text that is no address. It has the message of CRI's parser.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct AddressError {

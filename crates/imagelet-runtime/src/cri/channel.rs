@@ -32,9 +32,7 @@ use crate::{
     wire::{self, Query, Reply},
 };
 
-/// Time limit of one connection attempt. It equals the minimum timeout of CRI's own clients.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// The wait after the first failed connection attempt. `WAIT_JITTER` is the random deviation as a share of the wait.
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_GROWTH: f64 = 1.6;
 const WAIT_JITTER: f64 = 0.2;
@@ -53,13 +51,11 @@ async fn dial(path: &Path, backoff: &Backoff) -> io::Result<UnixStream> {
     connected
 }
 
-/// Clones share the connection.
 #[derive(Clone, Debug)]
 pub(crate) struct Peer {
     pub(crate) channel: Channel,
     backoff: Arc<Backoff>,
     endpoint: Endpoint,
-    /// The time limit of each call except a pull.
     pub(crate) timeout: Duration,
     /// Whether lists are streamed. The value becomes `false` when the runtime rejects a stream. Clones share it.
     streams: Arc<AtomicBool>,
@@ -89,7 +85,6 @@ impl Peer {
             .await
     }
 
-    /// Sends one call without a deadline. Returns the status of a failed call unchanged.
     pub(crate) async fn ask_without_deadline<A: Reply>(&self, call: Call, message: impl Query) -> Result<A, Status> {
         self.send(call, Request::new(message), |channel, request| wire::unary(channel, call.path(), request, ONE)).await
     }
@@ -229,7 +224,6 @@ struct Attempts {
 }
 
 impl Backoff {
-    /// Fails during a wait, with the error of the last connection attempt.
     fn check(&self, now: Instant) -> io::Result<()> {
         let state = locked(&self.0);
         match state.until {
@@ -238,7 +232,6 @@ impl Backoff {
         }
     }
 
-    /// Records a failed connection attempt. `random` is between 0 and 1 and selects the deviation of the wait.
     fn failed(&self, why: String, now: Instant, random: f64) {
         let mut state = locked(&self.0);
         state.until = Some(now + wait(state.failures, random));

@@ -22,7 +22,6 @@ use crate::cri::{
     v1,
 };
 
-/// The version that the kubelet sends in its `Version` request.
 const API_VERSION: &str = "0.1.0";
 
 /// The images of a runtime.
@@ -64,7 +63,6 @@ impl RemoteImageService {
         self
     }
 
-    /// Runs a pull of the image `name` until the pull ends or the stall watch reports a stall.
     async fn watched<T>(&self, name: &str, work: impl Future<Output = T>) -> Result<T, RuntimeError> {
         let Some(watch) = &self.watch else { return Ok(work.await) };
         tokio::select! {
@@ -188,7 +186,6 @@ impl RemoteContainerService {
         self
     }
 
-    /// Queries the runtime's name and version. The configuration of the result is empty.
     pub async fn version(&self) -> Result<RuntimeInfo, RuntimeError> {
         let response = self.ask_version(API_VERSION).await?;
         convert::check_version(&response)?;
@@ -196,7 +193,6 @@ impl RemoteContainerService {
         Ok(RuntimeInfo { name, version, ..RuntimeInfo::default() })
     }
 
-    /// The part of the runtime's configuration that imports need.
     pub async fn configuration(&self) -> Result<RuntimeConfiguration, RuntimeError> {
         let response = self.ask_status().await?;
         let conditions = response.status.unwrap_or_default().conditions;
@@ -269,7 +265,6 @@ fn require_name(spec: &ImageSpec) -> Result<(), RuntimeError> {
     Ok(())
 }
 
-/// Converts the error `NotFound` to `None`.
 fn present<A>(answer: Result<A, RuntimeError>) -> Result<Option<A>, RuntimeError> {
     match answer {
         Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(None),

@@ -27,23 +27,18 @@ const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-au
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeInfo {
-    /// The name of the runtime, such as `containerd` or `cri-o`.
     pub name: String,
     pub version: String,
-    /// The distinct folders of the runtime's snapshotters.
     pub places: Vec<SnapshotterPlace>,
     pub configuration: RuntimeConfiguration,
 }
 
-/// The location of a snapshotter's layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotterPlace {
-    /// The runtime's root folder.
     pub root: PathBuf,
     pub snapshotter: String,
 }
 
-/// The part of the runtime's configuration that imports need.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeConfiguration {
     /// The default snapshotter of images. `None` means that the runtime does not report it.
@@ -61,12 +56,10 @@ pub enum RegistrySettings {
         folders: Vec<PathBuf>,
         /// Registries with configured mirrors. `*` means all registries.
         mirrors: BTreeSet<String>,
-        /// Hosts with configured credentials or certificates.
         configs: BTreeSet<String>,
         /// Whether the runtime adds configured headers to registry requests. `User-Agent` does not count.
         has_headers: bool,
     },
-    /// The runtime does not report registry settings.
     Hidden {
         /// Whether the runtime warns of deprecated registry settings, or its report is unreadable.
         has_unread: bool,
@@ -111,12 +104,10 @@ impl RegistrySettings {
 }
 
 impl RuntimeInfo {
-    /// Whether the runtime is containerd, which is the only runtime with imports.
     pub(crate) fn is_containerd(&self) -> bool {
         self.name == RUNTIME
     }
 
-    /// The location of the snapshotter into which imports move layers.
     pub fn place(&self) -> Option<&SnapshotterPlace> {
         self.places.iter().find(|place| place.snapshotter == OVERLAYFS)
     }

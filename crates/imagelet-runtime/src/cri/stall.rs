@@ -17,18 +17,14 @@ use crate::cri::SnapshotterPlace;
 /// The folder of containerd's running fetches. Each fetch has its own folder.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
 const INGESTED: &str = "data";
-/// Maximum number of checked fetches. A node usually runs some dozens.
 const INGESTS_MAX: usize = 4096;
 const LOOKS: u32 = 10;
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);
 
-/// One observation of a runtime.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     Silent,
-    /// The runtime answers, but its written bytes are unknown.
     Answers,
-    /// The runtime answers, and its written bytes are known.
     Wrote(Written),
 }
 
@@ -41,9 +37,7 @@ pub(crate) struct Written {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stalled {
-    /// The runtime does not answer.
     Silent,
-    /// The runtime answers and writes no bytes.
     Idle,
 }
 
@@ -54,7 +48,6 @@ pub(crate) struct StallWatch {
     pulse: Mutex<Pulse>,
 }
 
-/// The last observations of a runtime. From them, a function without I/O decides whether a pull has stalled.
 #[derive(Debug, Default)]
 struct Pulse {
     written: Option<Written>,
@@ -81,7 +74,6 @@ impl Pulse {
         }
     }
 
-    /// Returns why a pull that started at `began` counts as stalled, or `None` if it does not.
     fn verdict(&self, began: Instant, quiet_max: Duration, now: Instant) -> Option<Stalled> {
         let lived_at = self.lived_at.map_or(began, |at| at.max(began));
         let is_over = now.saturating_duration_since(lived_at) >= quiet_max;
@@ -94,7 +86,6 @@ impl StallWatch {
         Self { quiet_max, pulse: Mutex::default() }
     }
 
-    /// Waits until a pull that starts now has stalled.
     pub(crate) async fn stalled<F: Future<Output = Look>>(&self, look: impl Fn() -> F) -> Stalled {
         let began = Instant::now();
         let every = (self.quiet_max / LOOKS).min(LOOK_EVERY_MAX);

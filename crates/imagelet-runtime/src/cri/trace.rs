@@ -9,11 +9,9 @@ use tracing::Instrument as _;
 use crate::cri::convert::{Call, code_name};
 
 const PARENT: &str = "traceparent";
-/// The other headers of a trace with their length limits.
 const COMPANIONS: [(&str, usize); 2] = [("tracestate", 512), ("baggage", 8192)];
 const PARENT_LENGTH_MAX: usize = 256;
 
-/// Records a client's call as a span, with events for the request and the response.
 pub(crate) async fn follow<A>(call: Call, sent: impl Future<Output = Result<A, Status>>) -> Result<A, Status> {
     let span = tracing::debug_span!(
         "cri_call",
@@ -37,7 +35,6 @@ tokio::task_local! {
     static CURRENT: TraceContext;
 }
 
-/// The trace headers of a call, and the parsed `traceparent`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct TraceContext {
     headers: Vec<(&'static str, MetadataValue<Ascii>)>,
@@ -61,7 +58,6 @@ impl TraceContext {
         self.headers.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
     }
 
-    /// Runs a call within the trace. Tasks that the call spawns are outside the trace.
     pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
         CURRENT.scope(self, call).await
     }
@@ -72,7 +68,6 @@ impl TraceContext {
 pub struct CallerTrace {
     pub trace: [u8; 16],
     pub span: [u8; 8],
-    /// Whether the caller records the trace.
     pub is_sampled: bool,
 }
 
@@ -100,7 +95,6 @@ fn read_parent(header: &[u8]) -> Option<CallerTrace> {
     is_valid.then_some(CallerTrace { trace, span, is_sampled: flags & 1 == 1 })
 }
 
-/// Parses lower-case hexadecimal digits.
 fn hex<const N: usize>(text: &[u8]) -> Option<[u8; N]> {
     let digit = |digit: u8| char::from(digit).to_digit(16).filter(|_| !digit.is_ascii_uppercase());
     let mut bytes = [0; N];

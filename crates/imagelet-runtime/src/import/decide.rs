@@ -13,14 +13,12 @@ use tokio::time::Instant;
 
 use crate::cri::{OVERLAYFS, RuntimeInfo};
 
-/// The pod annotation that selects the runtime handler of a pull in containerd.
 const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 /// After a forwarded pull has succeeded, further pulls from its registry are forwarded for this time.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
 
 named_enum! {
-    /// The configured import mode (`runtimeImport`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum ImportMode {
@@ -93,13 +91,11 @@ fn check_handler(image: &ImageSpec, runtime: &RuntimeInfo) -> Result<(), Forward
 #[derive(Debug)]
 pub(super) struct Survey {
     pub(super) runtime: RuntimeInfo,
-    /// Identifies the start of the surveyed runtime (`ImportSite::incarnation`).
     pub(super) incarnation: Option<String>,
     pub(super) at: Instant,
 }
 
 impl Survey {
-    /// The runtime, if the survey is younger than the limit and the runtime has not restarted since.
     pub(super) fn younger_than(
         &self,
         limit: Duration,
@@ -114,7 +110,6 @@ impl Survey {
 pub(super) enum AfterFailure {
     /// Forwards the pull. If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
     Forward { remember: bool },
-    /// The pull fails.
     Fail,
 }
 
@@ -132,10 +127,8 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
-        // The registry answered. A second request would have the same result.
         C::RateLimited | C::ImageUnknown | C::BlobUnknown => AfterFailure::Fail,
         C::Cancelled | C::HeldBack | C::RateExceeded => AfterFailure::Fail,
-        // The runtime would fill the same disk.
         C::DiskFull => AfterFailure::Fail,
         // The content is invalid, or it was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
@@ -161,7 +154,6 @@ pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
     pulled.layers.is_empty() && !is_image && config.get::<&str>("architecture") != Some("wasm")
 }
 
-/// Whether only a change of settings can make the import possible.
 pub(super) fn is_lasting(reason: &ForwardReason) -> bool {
     use ErrorClass as C;
     match reason {

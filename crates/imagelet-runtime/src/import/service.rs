@@ -28,31 +28,25 @@ use super::decide::{
 };
 use crate::cri::RuntimeInfo;
 
-/// Time limit of a survey of the runtime.
 const SURVEY_MAX: Duration = Duration::from_secs(5);
-/// Pulls reuse a survey for this time.
 const SURVEY_FRESH: Duration = Duration::from_mins(1);
 /// If a survey fails, the last successful survey is used up to this age, because the runtime may only be busy.
 const SURVEY_RECENT: Duration = Duration::from_mins(10);
-/// Time limit for opening the staging folder and the runtime's own API.
 const OPEN_MAX: Duration = Duration::from_secs(10);
 /// The interval of surveys. It is shorter than `SURVEY_FRESH`, so pulls find a fresh survey.
 const WATCH_PERIOD: Duration = Duration::from_secs(50);
 const ROUTES_MAX: usize = 32;
 
-/// Access to a runtime into which pulls are imported.
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
     /// Reads the runtime's name and version, and the configuration of a containerd.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
-    /// The runtime's socket, for error messages.
     fn socket(&self) -> &Path;
 
     /// Identifies the current start of the runtime without a call to it. `None` means that the runtime does not run.
     fn incarnation(&self) -> Option<String>;
 
-    /// Opens the staging folder and the runtime's own API.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason>;
 
     /// Fetches and imports an image, if the site is open. Returns after the runtime lists the image and the image is on
@@ -71,7 +65,6 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
 
 #[derive(Clone, Debug)]
 pub struct RouteTaken {
-    /// The time at which the pull ended.
     pub at: SystemTime,
     pub image: String,
     pub route: PullRoute,
@@ -83,7 +76,6 @@ pub struct RouteTaken {
 pub struct ImportHealth {
     pub mode: ImportMode,
     pub runtime: Result<RuntimeInfo, ForwardReason>,
-    /// The reason why pulls are not imported. `None` means that pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
 
@@ -102,7 +94,6 @@ pub struct ImportingImages {
 
 #[derive(Debug, Default)]
 struct Shared {
-    /// The last successful survey.
     survey: Option<Survey>,
     /// The runtime for which the site is open. After a change of the runtime, the site is opened again.
     opened: Option<RuntimeInfo>,
@@ -162,7 +153,6 @@ impl ImportingImages {
         ImportHealth { mode: self.mode, runtime, obstacle }
     }
 
-    /// The routes of the last pulls. The newest route is last.
     pub fn recent_routes(&self) -> Vec<RouteTaken> {
         locked(&self.shared).routes.iter().cloned().collect()
     }
@@ -221,7 +211,6 @@ impl ImportingImages {
         self.open(import_target(self.mode, runtime, request, is_preferred)?).await
     }
 
-    /// Opens the site, unless it is already open for this runtime and its settings.
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
         let _opening = self.opening.lock().await;
         if locked(&self.shared).opened.as_ref() == Some(runtime) {
@@ -272,7 +261,6 @@ impl ImportingImages {
         }
     }
 
-    /// Forwards a pull. If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
     async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason, remember: bool) -> Result<ImageId, RuntimeError> {
         let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));

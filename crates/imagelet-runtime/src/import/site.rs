@@ -33,9 +33,7 @@ pub struct RuntimeSite {
     pub socket: PathBuf,
     /// Settings for fetching and unpacking. The runtime's root and registry folders replace the configured folders.
     pub engine: EngineConfig,
-    /// Sandbox images in addition to those that the runtime reports.
     pub sandbox_images: Vec<String>,
-    /// Frees space for imports. Set after the node is open.
     pub room: OnceLock<Arc<dyn MakeRoom>>,
     pub opened: Mutex<Opened>,
 }
@@ -49,7 +47,6 @@ pub struct Opened {
 }
 
 impl RuntimeSite {
-    /// Opens the engine that stages layers. An open engine is reused if its configuration is unchanged.
     async fn open_engine(&self, config: EngineConfig) -> Result<Arc<Engine>, ForwardReason> {
         {
             let mut opened = locked(&self.opened);

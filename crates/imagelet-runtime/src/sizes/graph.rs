@@ -31,7 +31,6 @@ const STAYS: [&str; 4] =
 const LEASED_CONTENT: &str = "content";
 const LEASED_SNAPSHOT: &str = "snapshots/";
 
-/// The size of a disk block. The file of a blob uses whole blocks.
 const BLOCK_BYTES: u64 = 4 << 10;
 /// Limit of followed references: about 100 times the references of 10,000 images.
 const STEPS_MAX: usize = 50_000_000;
@@ -43,9 +42,7 @@ pub struct Listed {
     /// Snapshots by snapshotter. A snapshotter is absent if its snapshots could not be listed.
     pub snapshots: BTreeMap<String, Vec<snapshots::Info>>,
     pub leased: Vec<leases::Resource>,
-    /// Digests of the blobs of all other namespaces.
     pub elsewhere: HashSet<String>,
-    /// Usage of committed snapshots. A snapshot without reported usage is absent.
     pub usages: HashMap<CommittedSnapshot, Freed>,
     pub folders: PartFolders,
 }
@@ -62,17 +59,14 @@ pub struct CommittedSnapshot {
 #[derive(Clone, Debug, Default)]
 pub struct PartFolders {
     pub contents: Option<Arc<Path>>,
-    /// The snapshot folder of each snapshotter.
     pub snapshots: HashMap<String, Arc<Path>>,
 }
 
-/// The error for lists with more references than any real containerd has.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("images, blobs and snapshots need more than {STEPS_MAX} references to be followed")]
 pub struct TooEntangled;
 
 impl Listed {
-    /// The committed snapshots that are reachable from image records.
     pub fn committed(&self) -> Result<Vec<CommittedSnapshot>, TooEntangled> {
         let mut nodes = Nodes::of(self);
         let roots: Vec<u32> = self.images.iter().flat_map(|record| nodes.roots(record)).collect();
@@ -115,7 +109,6 @@ impl Listed {
 /// How many unreported folders a snapshotter creates around each snapshot. `None` means an unknown number.
 fn own_folders(snapshotter: &str) -> Option<u64> {
     match snapshotter {
-        // The snapshot's folder and `work`.
         "overlayfs" => Some(2),
         "native" => Some(0),
         _ => None,
@@ -141,7 +134,6 @@ fn is_id(name: &str) -> bool {
 struct Nodes<'a> {
     contents: HashMap<&'a str, u32>,
     snapshots: HashMap<(&'a str, &'a str), u32>,
-    /// All snapshots with their snapshotters, in the order of their numbers.
     listed: Vec<(&'a str, &'a snapshots::Info)>,
     resources: Vec<Resource<'a>>,
     steps_left: usize,
@@ -153,7 +145,6 @@ struct Resource<'a> {
     config: Option<&'a str>,
     /// References to snapshots of a snapshotter that could not be listed.
     unseen: Vec<(&'a str, &'a str)>,
-    /// The number of the last walk that visited the resource.
     walk: usize,
 }
 
@@ -234,7 +225,6 @@ impl<'a> Nodes<'a> {
         leased.chain(blobs).chain(in_use).collect()
     }
 
-    /// Follows references from the roots and visits each resource once.
     fn reach(&mut self, roots: impl IntoIterator<Item = u32>) -> Result<Reached, TooEntangled> {
         self.walk += 1;
         let (mut found, mut open) = (Reached::default(), roots.into_iter().collect::<Vec<u32>>());
@@ -251,7 +241,6 @@ impl<'a> Nodes<'a> {
         Ok(found)
     }
 
-    /// Builds the graph of the images' parts: blobs and committed snapshots. No image removal frees parts in `held`.
     fn graph(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> LayerGraph {
         // `unmeasured` counts parts of unknown size: the blob's length is invalid, or the snapshot's usage is unknown.
         let (mut layers, mut unmeasured) = (Vec::new(), 0);

@@ -35,13 +35,10 @@ const USAGES_AT_ONCE: usize = 32;
 const LEASES_AT_ONCE: usize = 16;
 const LEASES_MAX: usize = 10_000;
 const NAMESPACES_MAX: usize = 64;
-/// Limit of snapshotters with images. Most nodes have one.
 const SNAPSHOTTERS_MAX: usize = 16;
 
-/// Maximum number of images in the cache of artifacts.
 const IMAGES_KNOWN_MAX: usize = 20_000;
 
-/// Time limit of the query for artifacts. A list of images waits for this query.
 const ARTIFACTS_MAX: Duration = Duration::from_secs(2);
 /// The wait after a failed query for artifacts. During this wait, lists of images mark no new artifact.
 const ARTIFACTS_AGAIN: Duration = Duration::from_secs(10);
@@ -56,7 +53,6 @@ pub struct ContainerdSizes {
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
     /// The images of earlier lists, with `Some` for an artifact. Entries stay valid: the image of an id never changes.
     artifacts: Mutex<HashMap<ImageId, Option<Arc<Artifact>>>>,
-    /// The time of the last query for artifacts, if it failed. `None` means that it succeeded.
     unanswered: Mutex<Option<Instant>>,
 }
 
@@ -125,7 +121,6 @@ impl ContainerdSizes {
         Ok(all)
     }
 
-    /// The resources of all leases that have not expired.
     async fn leased(&self) -> Result<Vec<leases::Resource>, ContainerdError> {
         let (leases, now) = (self.client.leases().await?, Timestamp::now());
         let leases: Vec<_> = leases.into_iter().filter(|lease| !has_expired(lease, now)).collect();
@@ -152,7 +147,6 @@ impl ContainerdSizes {
         Ok(elsewhere)
     }
 
-    /// The usages of the snapshots, from the cache or from containerd. Removed snapshots are skipped.
     async fn usages_of(
         &self,
         snapshots: Vec<CommittedSnapshot>,

@@ -20,7 +20,6 @@ use crate::{
     containerd::{ContainerdClient, v1::images::Image},
 };
 
-/// Maximum wait until CRI knows a new record.
 const SEEN_MAX: Duration = Duration::from_secs(10);
 const CHECK_WAIT: Duration = Duration::from_millis(20);
 /// The wait after CRI has labelled a record, because CRI lists the name later. Used for names that CRI cannot look up.
@@ -111,7 +110,6 @@ impl RemovableNames for ContainerdNames {
     }
 }
 
-/// The normalized name that CRI uses for a record's name. `None` means that CRI uses the name unchanged.
 fn read_otherwise(name: &str) -> Option<String> {
     if name.parse::<Digest>().is_ok() {
         return None;

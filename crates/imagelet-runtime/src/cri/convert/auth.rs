@@ -102,13 +102,11 @@ fn written(secret: &Secret) -> Vec<Secret> {
     spellings(secret.expose()).into_iter().chain(coded.map(Secret::new)).collect()
 }
 
-/// The host of an address with or without a scheme.
 fn address_host(address: &str) -> &str {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
     rest.split(['/', '?', '#']).next().unwrap_or_default()
 }
 
-/// The host of a URL. The result is empty if the address has no scheme.
 fn url_host(address: &str) -> &str {
     if address.contains("://") { address_host(address) } else { "" }
 }
@@ -123,7 +121,6 @@ fn is_contacted(host: &str, image: &str) -> bool {
     image_host(image).is_some_and(|contacted| contacted == host)
 }
 
-/// Prints only the user and the address, and no secret.
 impl fmt::Debug for AuthConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { username, server_address, .. } = self;

@@ -96,7 +96,6 @@ pub fn pull_to_wire(request: &PullRequest) -> v1::PullImageRequest {
     }
 }
 
-/// The sandbox configuration as received over CRI, or a new configuration with the known fields of the pod.
 fn sandbox_config_to_wire(request: &PullRequest) -> Option<Vec<u8>> {
     if let Some(encoded) = &request.encoded_pod {
         return Some(encoded.bytes().to_owned());
@@ -194,12 +193,10 @@ pub fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
-// Values of CRI's enumerations.
 const SANDBOX_READY: i32 = 0;
 pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
 pub(crate) const CGROUPS_BY_FILES: i32 = 1;
 
-/// Converts a sandbox. A sandbox without metadata is ignored (`None`).
 pub fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     let ready = sandbox.state == SANDBOX_READY;
     let metadata = sandbox.metadata?;
@@ -229,7 +226,6 @@ pub fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     images
 }
 
-/// Nanoseconds since 1970, limited to the range of `i64`.
 fn nanoseconds(time: SystemTime) -> i64 {
     match time.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(since) => i64::try_from(since.as_nanos()).unwrap_or(i64::MAX),

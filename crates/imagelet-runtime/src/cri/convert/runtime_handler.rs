@@ -7,10 +7,8 @@ use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 /// The pod annotation that selects the runtime handler of a pull in containerd.
 const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
-/// The runtime handlers that a store accepts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
-    /// The store accepts any handler.
     #[default]
     Any,
     /// The store accepts these handlers and the default handler.

@@ -15,7 +15,6 @@ const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
-/// Maximum length of a status message. It is sent as a percent-encoded header, and peers accept 16 KiB of headers.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// A method of CRI. The meaning of a status text depends on the method.
@@ -23,7 +22,6 @@ const MESSAGE_BYTES_MAX: usize = 4 << 10;
 pub(crate) enum Call {
     Pull,
     Remove,
-    /// A method of the image service other than `PullImage` and `RemoveImage`.
     Image(&'static str),
     Runtime(&'static str),
 }
@@ -76,7 +74,6 @@ fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
     }
 }
 
-/// Converts a peer's status. An unreachable peer becomes [`RuntimeErrorKind::Unavailable`].
 pub(crate) fn error_from_status(call: Call, status: &Status) -> RuntimeError {
     if let Some(cause) = innermost(status) {
         return if status.code() == Code::Cancelled && cause.is::<tonic::TimeoutExpired>() {
@@ -137,7 +134,6 @@ fn is_message_too_long(text: &str) -> bool {
     text.contains("message length too large") || text.contains("message larger than max")
 }
 
-/// The name of a code in the form that clients print.
 pub(crate) fn code_name(code: Code) -> String {
     match code {
         Code::Ok => "OK".to_owned(),

@@ -8,7 +8,6 @@ use tonic::{
     codegen::http::{HeaderMap, Response},
 };
 
-/// Runs a call until its answer starts or the caller's deadline passes. A late answer is dropped.
 pub(super) async fn within(
     limit: Option<Duration>,
     call: impl Future<Output = Result<Response<Body>, Infallible>>,
@@ -20,12 +19,10 @@ pub(super) async fn within(
     }
 }
 
-/// The caller's time limit. An invalid header sets no limit.
 pub(super) fn limit(headers: &HeaderMap) -> Option<Duration> {
     duration(headers.get("grpc-timeout")?.as_bytes())
 }
 
-/// Parses a `grpc-timeout`: one to eight digits and a unit.
 fn duration(text: &[u8]) -> Option<Duration> {
     let (unit, digits) = text.split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex};
 use bytes::Bytes;
 use imagelet_core::{lock::locked, ports::Listing};
 
-/// The last list of all images, and its encoding. Clones share the cache.
 #[derive(Clone, Debug, Default)]
 pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
 

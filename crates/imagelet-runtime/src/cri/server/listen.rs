@@ -78,7 +78,6 @@ pub async fn listen(path: &Path) -> Result<UnixListener, ListenError> {
     Ok(listener)
 }
 
-/// Succeeds if the path is absent or is a socket on which no daemon listens.
 async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     let shown = path.display();
     let probe = failed(format!("it is unknown whether a daemon is listening on `{shown}`"));
@@ -97,7 +96,6 @@ async fn refuse_to_replace(path: &Path) -> Result<(), ListenError> {
     }
 }
 
-/// A temporary socket. Drop removes it, if it was not renamed.
 struct Temporary(PathBuf);
 
 impl Temporary {

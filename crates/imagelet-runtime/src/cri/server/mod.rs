@@ -156,7 +156,6 @@ fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     response
 }
 
-/// The error for an unknown service, which equals that of Go's gRPC server.
 fn refused(uri: &Uri) -> Status {
     let service = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
     let shown: String = service.chars().take(SERVICE_LENGTH_MAX).collect();
@@ -164,7 +163,6 @@ fn refused(uri: &Uri) -> Status {
     Status::unimplemented(format!("unknown service {shown}"))
 }
 
-/// Answers CRI calls from a store of images. If a `PullImage` call is cancelled or expires, the server drops the pull.
 #[derive(Clone, Debug)]
 struct ImageServer {
     images: Arc<dyn ImageService>,
@@ -228,7 +226,6 @@ impl ImageServer {
         };
         match found {
             Ok(Some((info, image))) => Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info }),
-            // CRI specifies an empty answer for an absent image.
             Ok(None) => Ok(v1::ImageStatusResponse::default()),
             Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
             Err(error) => Err(status("ImageStatus", &spec.image, &error)),
@@ -273,7 +270,6 @@ fn require_name(spec: &ImageSpec) -> Result<(), Status> {
     if spec.image.is_empty() { Err(Status::invalid_argument("no image specified")) } else { Ok(()) }
 }
 
-/// Removes annotations if the list would otherwise exceed the message limit.
 fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
     if response.encoded_len() > MESSAGE_BYTES_MAX {
         for spec in response.images.iter_mut().filter_map(|image| image.spec.as_mut()) {
@@ -296,7 +292,6 @@ pub fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
     std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))
 }
 
-/// Takes the images of the next message, which is limited in count and size. Returns no image at the end of the list.
 fn next_batch(images: &mut std::iter::Peekable<std::vec::IntoIter<v1::Image>>) -> Vec<v1::Image> {
     let (mut batch, mut bytes) = (Vec::new(), 0);
     while let Some(image) = images.next_if(|image| {

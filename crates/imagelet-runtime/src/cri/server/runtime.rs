@@ -32,7 +32,6 @@ const READS: [&str; 19] = [
     "ListContainers",
     "StreamContainers",
     "ContainerStatus",
-    // The calls of `crictl stats`, `statsp`, `metricsp` and `events`.
     "ContainerStats",
     "ListContainerStats",
     "StreamContainerStats",
@@ -89,7 +88,6 @@ impl RuntimeServer {
     }
 }
 
-/// Proxies a call. Without a limit, the call runs until the client or the runtime ends it.
 async fn pass_on(peer: &Peer, limit: Option<Duration>, request: http::Request<Body>) -> http::Response<Body> {
     let (came, body) = request.into_parts();
     let mut call = http::Request::new(body);

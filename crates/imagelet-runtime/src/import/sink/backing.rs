@@ -10,7 +10,6 @@ use crate::{
     sizes::refers_to_snapshot,
 };
 
-/// Prefixes of the labels that refer from a manifest to its layers, and from an index to its manifests.
 const REFERS_TO_LAYER: &str = "containerd.io/gc.ref.content.l.";
 const REFERS_TO_MANIFEST: &str = "containerd.io/gc.ref.content.m.";
 const REFERS_TO_CONFIG: &str = "containerd.io/gc.ref.content.config";

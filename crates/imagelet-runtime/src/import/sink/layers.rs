@@ -43,11 +43,9 @@ pub(super) struct ImportRun {
     pub(super) running: RwLock<()>,
 }
 
-/// The progress of the layers from the base up. `Has` is the number of layers that containerd has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     Has(usize),
-    /// containerd has removed a layer.
     Gone,
     Broken,
 }
@@ -109,14 +107,12 @@ impl ImportRun {
         Err(RuntimeError::other(format!("containerd's snapshot `{chain}` does not stand on `{parent}`")))
     }
 
-    /// Adds a layer's snapshot to the lease. Returns whether the snapshot exists.
     async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
         let kind = format!("snapshots/{OVERLAYFS}");
         self.client.hold(&self.lease.id, &kind, self.chains[index].as_str()).await?;
         self.is_committed(index).await
     }
 
-    /// Records that containerd has a layer and therefore all layers below it.
     fn has(&self, index: usize) {
         self.base.send_if_modified(|base| match base {
             Base::Has(count) if *count <= index => {
@@ -195,7 +191,6 @@ impl ImportRun {
         self.uninterrupted(|run| async move { run.commit(index, key, rebases).await }).await
     }
 
-    /// Moves a layer into a snapshot and returns its key, or `Break` if the layer exists or a lower layer is gone.
     async fn place(
         &self,
         index: usize,
@@ -311,7 +306,6 @@ impl ImportRun {
         Ok(is_there)
     }
 
-    /// Moves a layer into containerd after all layers below it.
     pub(super) async fn take(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
         let taken = self.put_layer(index, tree).await;
         let end = match taken {
@@ -337,7 +331,6 @@ impl ImportRun {
     }
 }
 
-/// A unique name for an active snapshot, in the format that containerd uses.
 fn unpack_key(chain: &Digest, now: SystemTime) -> String {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE};
     let nanoseconds = now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().subsec_nanos();

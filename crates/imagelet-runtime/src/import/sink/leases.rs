@@ -15,7 +15,6 @@ use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use super::ContainerdConfig;
 use crate::containerd::{ContainerdClient, LeaseId};
 
-/// The lifetime of an import's lease. It is longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 
 /// The leases of running imports of this process. The removal of stale leases skips them.
@@ -43,7 +42,6 @@ impl ContainerdParts {
         Ok(())
     }
 
-    /// Ends the leases of imports that no longer run. Returns the number of ended leases.
     pub(crate) async fn release_stale(&self) -> Result<usize, RuntimeError> {
         let leases = self.client.leases().await?;
         let own = leases.into_iter().filter_map(|lease| LeaseId::own(&lease.id));
@@ -72,7 +70,6 @@ impl ContainerdParts {
     }
 }
 
-/// A lease of an import. Drop ends the lease in the background.
 #[derive(Debug)]
 pub(crate) struct ImportLease {
     pub(crate) id: LeaseId,
@@ -97,7 +94,6 @@ impl ImportLease {
         Ok(())
     }
 
-    /// Ends the lease, if it has not ended. If `collects` is set, waits for the next garbage collection.
     pub(crate) async fn end(&self, collects: bool) {
         if let Some(ended) = self.begin_end(collects) {
             // If the task fails, the lease stays until it expires.

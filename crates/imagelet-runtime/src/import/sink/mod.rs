@@ -35,9 +35,7 @@ use crate::{
 
 /// Maximum attempts if another client of containerd creates or removes the same object concurrently.
 const TRIES_MAX: usize = 3;
-/// The label with which a manifest refers to its first layer.
 const ONLY_LAYER: &str = "containerd.io/gc.ref.content.l.0";
-/// The capability of a snapshotter to set the parent at the commit.
 const REBASE: &str = "rebase";
 
 #[derive(Clone, Debug)]
@@ -46,7 +44,6 @@ pub struct ContainerdConfig {
     pub socket: PathBuf,
     pub place: SnapshotterPlace,
     pub version: String,
-    /// Whether imports also write the compressed layers into containerd's content store.
     pub keep_blobs: bool,
     pub cri: Arc<dyn ImageService>,
     /// Whether the commit sets the parent of a snapshot. `None` means that the snapshotter's capability decides.

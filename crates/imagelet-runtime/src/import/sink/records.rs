@@ -12,9 +12,7 @@ use crate::containerd::{
 
 /// containerd's maximum length of a label. Key and value count together.
 const LABEL_BYTES_MAX: usize = 4096;
-/// The first version of containerd that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
-/// The first version of containerd with image volumes.
 const IMAGE_VOLUMES_SINCE: (u32, u32) = (2, 1);
 
 pub(crate) type Labels = BTreeMap<String, String>;
@@ -82,7 +80,6 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
     names.map(record).collect()
 }
 
-/// The labels of a snapshot, as containerd of this `version` writes them.
 pub(crate) fn snapshot_labels(chain: &Digest, parent: Option<&Digest>, diff_id: &Digest, version: &str) -> Labels {
     let mut labels = Labels::from([("containerd.io/snapshot.ref".to_owned(), chain.to_string())]);
     if labels_layers(version) {

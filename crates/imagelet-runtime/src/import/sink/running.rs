@@ -16,7 +16,6 @@ use super::{layers::ImportRun, leases::ContainerdParts};
 #[derive(Debug)]
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
-    /// The task that writes the documents while the layers are imported. The image is named after this task has ended.
     documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
 }
 

@@ -20,7 +20,6 @@ use crate::containerd::v1::types::Mount;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFolders {
     upper: PathBuf,
-    /// The folders of the layers below, the topmost first.
     lower: Vec<PathBuf>,
 }
 
@@ -53,7 +52,6 @@ impl SnapshotFolders {
         }
     }
 
-    /// Moves an unpacked layer into the snapshot with one rename.
     pub(crate) fn take(&self, tree: &StagedTree) -> io::Result<()> {
         let named: HashSet<&[u8]> = tree.implicit.iter().map(Vec::as_slice).collect();
         if named.contains(b"".as_slice()) {
