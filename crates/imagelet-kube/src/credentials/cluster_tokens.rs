@@ -22,20 +22,12 @@ const TOKEN_LENGTH_MAX: usize = 64 << 10;
 const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 
-pub struct ClusterTokens {
-    client: Client,
-}
-
-impl ClusterTokens {
-    pub fn new(client: Client) -> Self {
-        Self { client }
-    }
-}
+pub struct ClusterTokens(pub Client);
 
 #[async_trait]
 impl TokenSource for ClusterTokens {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError> {
-        let answer = secret_api::get(&self.client, &path(namespace, name)).await.map_err(|error| failed(&error))?;
+        let answer = secret_api::send(&self.0, &path(namespace, name), None).await.map_err(|error| failed(&error))?;
         let account =
             serde_json::from_slice(&answer).map_err(|error| failed(&kube::Error::SerdeError(error).into()))?;
         let KubeServiceAccount { metadata: ObjectMeta { uid, annotations, .. }, .. } = account;
@@ -48,7 +40,7 @@ impl TokenSource for ClusterTokens {
             return Err(PlainError::new("the request for the image names no pod, to which the token is bound"));
         }
         let path = format!("{}/token", path(&request.namespace, &request.service_account));
-        let answer = secret_api::post(&self.client, &path, &token_request(request).to_string()).await;
+        let answer = secret_api::send(&self.0, &path, Some(&token_request(request).to_string())).await;
         answer.and_then(|json| read_token(&json)).map_err(|error| failed(&error))
     }
 }
@@ -129,7 +121,7 @@ mod tests {
         async fn new() -> Self {
             let api = FakeApi::start(FakeApiOptions { token: Some("a-token".into()), tls: true }).await;
             let folder = tempfile::tempdir().unwrap();
-            let tokens = Arc::new(ClusterTokens::new(ApiAccess::Kubeconfig(api.kubeconfig(folder.path())).client()));
+            let tokens = Arc::new(ClusterTokens(ApiAccess::Kubeconfig(api.kubeconfig(folder.path())).client()));
             let metadata = json!({
                 "namespace": "shop", "name": "builder", "uid": "uid-builder", "annotations": {"team": "shop"},
             });

@@ -36,7 +36,7 @@ impl PullSecrets {
         let (mut found, mut length) = (Vec::new(), 0);
         for name in self.names(pod).await {
             let name = ObjectName { namespace: Arc::clone(&pod.identity.namespace), name };
-            let read = async || read_secret(&name, &secret_api::get(&self.client, &name.path("secrets")).await?);
+            let read = async || read_secret(&name, &secret_api::send(&self.client, &name.path("secrets"), None).await?);
             let secret = self.secrets.get(&name, read).await;
             let secret = secret.inspect_err(|error| {
                 let (pod, secret) = (pod.full_name(), &*name.name);
@@ -55,14 +55,14 @@ impl PullSecrets {
         found
     }
 
-    /// The names of a pod's pull secrets. A pod without them gets those of its service account, as at admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();
         }
         let name =
             ObjectName { namespace: Arc::clone(&pod.identity.namespace), name: Arc::clone(&pod.service_account) };
-        let read = async || secrets_of_account(&secret_api::get(&self.client, &name.path("serviceaccounts")).await?);
+        let read =
+            async || secrets_of_account(&secret_api::send(&self.client, &name.path("serviceaccounts"), None).await?);
         let names = self.accounts.get(&name, read).await.inspect_err(|error| {
             let (pod, account) = (pod.full_name(), &*pod.service_account);
             tracing::debug!(pod, account, %error, "could not read a service account; it counts as without pull secrets");
@@ -80,7 +80,7 @@ fn secrets_of_account(json: &[u8]) -> Result<Vec<Arc<str>>, ApiError> {
 /// Reads the pull secret of a set. The error is a text for users and contains nothing of the secret.
 pub(crate) async fn read_set_secret(client: &Client, namespace: &str, name: &str) -> Result<PullSecret, String> {
     let object = ObjectName { namespace: namespace.into(), name: name.into() };
-    let answer = secret_api::get(client, &object.path("secrets")).await;
+    let answer = secret_api::send(client, &object.path("secrets"), None).await;
     let secret = answer.and_then(|json| read_secret(&object, &json)).map_err(|error| error.to_string());
     let secret = secret.and_then(|secret| secret.map_err(|why| why.to_string()));
     secret.map_err(|why| format!("cannot read the pull secret `{namespace}/{name}`: {why}"))

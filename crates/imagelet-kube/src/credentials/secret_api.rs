@@ -17,16 +17,10 @@ const LENGTH_MAX: usize = 2 << 20;
 /// received the pod. This may be some milliseconds after this node has received the pod.
 const GRANT_WAITS: [Duration; 3] = [Duration::from_millis(50), Duration::from_millis(200), Duration::from_secs(1)];
 
-pub(super) async fn get(client: &Client, path: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-    send(client, Method::GET, path, "").await
-}
-
-pub(super) async fn post(client: &Client, path: &str, object: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-    send(client, Method::POST, path, object).await
-}
-
-async fn send(client: &Client, method: Method, path: &str, object: &str) -> Result<Zeroizing<Vec<u8>>, ApiError> {
-    let mut waits = GRANT_WAITS.iter();
+/// Reads an object, or sends `object` with POST.
+pub(super) async fn send(client: &Client, path: &str, object: Option<&str>) -> Result<Zeroizing<Vec<u8>>, ApiError> {
+    let method = if object.is_some() { Method::POST } else { Method::GET };
+    let (mut waits, object) = (GRANT_WAITS.iter(), object.unwrap_or_default());
     loop {
         let request = Request::builder().method(&method).uri(path).header(header::CONTENT_TYPE, "application/json");
         let request = request.body(Body::from(object.as_bytes().to_vec())).map_err(kube::Error::HttpError)?;

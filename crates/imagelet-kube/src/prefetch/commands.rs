@@ -20,7 +20,6 @@ const SETS_MAX: usize = 5000;
 const PAGE_SETS: u32 = 100;
 const FIELD_MANAGER: &str = "imagelet-cli";
 
-/// A set to apply. It is checked before the first request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SetDocument {
     name: SetName,
@@ -70,11 +69,9 @@ impl SetDocument {
     }
 }
 
-/// One set with its status, for users and programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct SetRow {
     pub kind: &'static str,
-    /// The namespace, which is empty for a cluster-wide set.
     pub namespace: String,
     pub name: String,
     pub images: usize,
@@ -90,18 +87,11 @@ pub struct SetRow {
 }
 
 pub struct PrefetchApi {
-    client: Client,
+    pub client: Client,
 }
 
 impl PrefetchApi {
-    pub fn new(client: Client) -> Self {
-        Self { client }
-    }
-
     /// Creates or changes a set.
-    ///
-    /// # Errors
-    /// If the API server rejects the set or is unreachable.
     pub async fn apply(&self, document: &SetDocument) -> Result<(), ApiError> {
         let name = &document.name;
         let manager = PatchParams::apply(FIELD_MANAGER).force();
@@ -129,9 +119,6 @@ impl PrefetchApi {
     }
 
     /// Deletes a set of `namespace`. With `None`, deletes a cluster-wide set. Returns whether the set existed.
-    ///
-    /// # Errors
-    /// If the API server rejects the request or is unreachable.
     pub async fn remove(&self, namespace: Option<&str>, name: &str) -> Result<bool, ApiError> {
         let scope = if namespace.is_some() { SetScope::Namespace } else { SetScope::Cluster };
         let set = SetName { scope, namespace: namespace.unwrap_or_default().to_owned(), name: name.to_owned() };

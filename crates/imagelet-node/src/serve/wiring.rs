@@ -78,7 +78,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
     let settings = images.settings();
     let cluster = settings.node.kubernetes.as_ref().filter(|_| role == Role::Daemon);
     let tokens: Arc<dyn TokenSource> = match cluster {
-        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens::new(access.client())),
+        Some(KubernetesSettings { access, .. }) => Arc::new(ClusterTokens(access.client())),
         None => Arc::new(Standalone),
     };
     let providers = open_providers(tokens, &settings, Arc::clone(&metrics)).await?;
@@ -301,7 +301,7 @@ async fn open_runtime(
         runtime: RuntimeManager {
             layers: Some(Arc::new(ContainerdSizes::new(containerd.clone(), timeout))),
             usable: Some(UsableImages::new(Arc::new(containerd.clone()))),
-            names: Some(Arc::new(ContainerdNames::new(containerd, cri))),
+            names: Some(Arc::new(ContainerdNames { client: containerd, cri })),
             ..RuntimeManager::new(images, containers)
         },
         engine: None,

@@ -25,7 +25,7 @@ async fn a_name_that_is_given_to_another_image_while_cri_is_awaited_stays() {
     let target = async |name: &str| client.image(name).await.unwrap().and_then(|record| record.target);
     let (own, other) = (target(NAME).await.unwrap(), target("registry/other:v1").await);
 
-    let names = ContainerdNames::new(node.client(), Arc::new(cri.clone()));
+    let names = ContainerdNames { client: node.client(), cri: Arc::new(cri.clone()) };
     let removed = id.clone();
     let making = tokio::spawn(async move { names.make_removable(&removed).await });
     node.until("the normal name", async || target("docker.io/registry/app:v1").await.is_some()).await;

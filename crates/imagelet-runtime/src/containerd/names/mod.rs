@@ -27,15 +27,11 @@ const LISTED_AFTER: Duration = Duration::from_millis(250);
 
 #[derive(Clone, Debug)]
 pub struct ContainerdNames {
-    client: ContainerdClient,
-    cri: Arc<dyn ImageService>,
+    pub client: ContainerdClient,
+    pub cri: Arc<dyn ImageService>,
 }
 
 impl ContainerdNames {
-    pub fn new(client: ContainerdClient, cri: Arc<dyn ImageService>) -> Self {
-        Self { client, cri }
-    }
-
     /// Waits until CRI knows the name of the image, because CRI only deletes names that it knows.
     async fn wait_seen(&self, name: &str, image: &ImageId) -> Result<(), RuntimeError> {
         let end = Instant::now() + SEEN_MAX;

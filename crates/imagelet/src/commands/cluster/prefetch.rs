@@ -23,7 +23,7 @@ pub(crate) async fn run(
     environment: &Environment,
     format: Format,
 ) -> Result<ExitCode, Failure> {
-    let api = |given| access(given, environment).map(|access| PrefetchApi::new(access.client()));
+    let api = |given| access(given, environment).map(|access| PrefetchApi { client: access.client() });
     let not_found = |what: &str| Err(Failure::new("NotFound", format!("no {}", printable(what))));
     match command {
         PrefetchCommand::Crds => Ok(print(Format::Table, &(), |out| out.write_all(CRDS.as_bytes()))?),
