@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::SystemTime};
 
+use futures_util::future::OptionFuture;
 use imagelet_core::{
     events::LogEvents,
     inventory::Inventory,
@@ -15,7 +16,7 @@ use crate::{
     look_ahead::{self, LookAhead, LookAheadParts},
     node_events::send_node_events,
     pods::{self, BoundPod, KnownPods, PodObject, PodsReceiver, StartTracker},
-    progress_events::ProgressEvents,
+    progress_events::send_pod_events,
     watch::{FAMILIES, WatchHealth, follow},
 };
 
@@ -38,7 +39,6 @@ pub struct NodeAgentParts {
     pub progress_events: bool,
 }
 
-/// Watches the pods of one node, leases the images that they wait for, and fetches these images ahead if configured.
 pub struct NodeAgent {
     client: Client,
     health: Arc<WatchHealth>,
@@ -73,26 +73,20 @@ impl NodeAgent {
                 LookAhead::new(parts.clone(), self.client.clone(), Arc::clone(metrics)).run(self.pods()).await;
             }
         };
-        let reporting = async {
-            if let Some(events) = events {
-                send_node_events(&self.client, node, events).await;
-            }
-        };
-        let progress = async {
-            if *progress_events {
-                ProgressEvents::new(self.client.clone(), node, Arc::clone(manager)).run().await;
-            }
-        };
+        let reporting = events.as_ref().map(|events| send_node_events(&self.client, node, events));
+        let progress = progress_events.then(|| send_pod_events(&self.client, node, manager));
+        let (reporting, progress) = (OptionFuture::from(reporting), OptionFuture::from(progress));
         let mut pods = KnownPods::new(StartTracker::new(Arc::clone(metrics), Arc::clone(starts)));
         let config = watcher::Config::default().fields(&format!("spec.nodeName={node}")).page_size(PAGE_PODS);
         let health = Arc::clone(&self.health);
         let watching = follow::<PodObject>("pods of the node", &self.client, &(), config, health, |event| {
             if pods.take(event) {
                 let changes = pods.take_changes();
-                self.health.counted(pods.len(), changes.waiting.len());
+                let all = pods.all();
+                self.health.counted(all.len(), changes.waiting.len());
                 inventory.lease_to_pods(&changes.waiting);
                 manager.pods_changed(changes);
-                self.pods.0.send_replace(pods.all());
+                self.pods.0.send_replace(all);
             }
         });
         Box::pin(async { tokio::join!(watching, ahead, reporting, progress) }).await;

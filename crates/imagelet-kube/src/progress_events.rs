@@ -5,7 +5,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
-    sync::Arc,
     time::Duration,
 };
 
@@ -40,12 +39,6 @@ const SEND_EVERY: Duration = Duration::from_secs(3);
 const ENDS_AFTER: Duration = Duration::from_mins(6);
 const WARNINGS_MAX: usize = 100;
 
-pub(crate) struct ProgressEvents {
-    client: Client,
-    node: String,
-    manager: Arc<ImageManager>,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SentEvent {
     at: Instant,
@@ -74,50 +67,44 @@ struct PodPull<'a> {
     is_of_kubelet: bool,
 }
 
-impl ProgressEvents {
-    pub(crate) fn new(client: Client, node: &str, manager: Arc<ImageManager>) -> Self {
-        Self { client, node: node.to_owned(), manager }
-    }
-
-    pub(crate) async fn run(&self) {
-        let (mut sent, mut is_failing) = (HashMap::<PodIdentity, SentEvent>::new(), false);
-        let mut warnings = ArtifactWarnings::default();
-        let mut ticks = interval(SEND_EVERY);
-        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        loop {
-            ticks.tick().await;
-            let now = Instant::now();
-            sent.retain(|_, event| now.saturating_duration_since(event.at) < ENDS_AFTER);
-            let (_, pulls) = self.manager.pulls_since(1);
-            let Some(due) = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now)) else { continue };
-            let before = sent.get(&due.pod).filter(|_| due.reason == PROGRESS);
-            let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
-            let mut event =
-                SentEvent { at: now, first: before.map_or(time, |before| before.first), count, is_refused: false };
-            event.is_refused = !send_event(&mut is_failing, due.reason, self.apply(&due, &event, time)).await;
-            if due.reason == PROGRESS {
-                sent.insert(due.pod, event);
-            }
+pub(crate) async fn send_pod_events(client: &Client, node: &str, manager: &ImageManager) {
+    let (mut sent, mut is_failing) = (HashMap::<PodIdentity, SentEvent>::new(), false);
+    let mut warnings = ArtifactWarnings::default();
+    let mut ticks = interval(SEND_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        let now = Instant::now();
+        sent.retain(|_, event| now.saturating_duration_since(event.at) < ENDS_AFTER);
+        let (_, pulls) = manager.pulls_since(1);
+        let Some(due) = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now)) else { continue };
+        let before = sent.get(&due.pod).filter(|_| due.reason == PROGRESS);
+        let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
+        let mut event =
+            SentEvent { at: now, first: before.map_or(time, |before| before.first), count, is_refused: false };
+        event.is_refused = !send_event(&mut is_failing, due.reason, apply(client, node, &due, &event, time)).await;
+        if due.reason == PROGRESS {
+            sent.insert(due.pod, event);
         }
     }
+}
 
-    async fn apply(&self, due: &DueEvent, event: &SentEvent, time: Timestamp) -> kube::Result<Event> {
-        let PodIdentity { namespace, name, uid } = &due.pod;
-        let is_progress = due.reason == PROGRESS;
-        let identity = if is_progress { uid.to_string() } else { format!("{uid} {}", due.note) };
-        let start = name[..name.floor_char_boundary(REGARDING_LENGTH_MAX)].trim_end_matches(['-', '.']);
-        let event_name = format!("{start}.{}", &Digest::of(identity.as_bytes()).hex()[..16]);
-        let object = json!({
-            "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": event_name},
-            "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid},
-            "type": if is_progress { "Normal" } else { "Warning" }, "reason": due.reason, "message": due.note,
-            "firstTimestamp": Time(event.first), "lastTimestamp": Time(time), "count": event.count,
-            "source": {"component": CONTROLLER, "host": self.node},
-            "reportingComponent": CONTROLLER, "reportingInstance": instance(&self.node),
-        });
-        let api = Api::<Event>::namespaced(self.client.clone(), namespace);
-        api.patch(&event_name, &PatchParams::apply(CONTROLLER).force(), &Patch::Apply(&object)).await
-    }
+async fn apply(client: &Client, node: &str, due: &DueEvent, event: &SentEvent, time: Timestamp) -> kube::Result<Event> {
+    let PodIdentity { namespace, name, uid } = &due.pod;
+    let is_progress = due.reason == PROGRESS;
+    let identity = if is_progress { uid.to_string() } else { format!("{uid} {}", due.note) };
+    let start = name[..name.floor_char_boundary(REGARDING_LENGTH_MAX)].trim_end_matches(['-', '.']);
+    let event_name = format!("{start}.{}", &Digest::of(identity.as_bytes()).hex()[..16]);
+    let object = json!({
+        "apiVersion": "v1", "kind": "Event", "metadata": {"namespace": namespace, "name": event_name},
+        "involvedObject": {"apiVersion": "v1", "kind": "Pod", "namespace": namespace, "name": name, "uid": uid},
+        "type": if is_progress { "Normal" } else { "Warning" }, "reason": due.reason, "message": due.note,
+        "firstTimestamp": Time(event.first), "lastTimestamp": Time(time), "count": event.count,
+        "source": {"component": CONTROLLER, "host": node},
+        "reportingComponent": CONTROLLER, "reportingInstance": instance(node),
+    });
+    let api = Api::<Event>::namespaced(client.clone(), namespace);
+    api.patch(&event_name, &PatchParams::apply(CONTROLLER).force(), &Patch::Apply(&object)).await
 }
 
 /// Chooses the next event, or `None` if no event is due. The pod whose last event is the oldest comes first.

@@ -63,7 +63,7 @@ impl LookAhead {
                 Some((key, ended)) = tasks.join_next() => {
                     match ended {
                         Ok(()) => {}
-                        Err(error) if error.is_cancelled() => self.count("cancelled"),
+                        Err(error) if error.is_cancelled() => self.metrics.increment(&IMAGES, &["cancelled"]),
                         Err(error) => tracing::error!(%error, "a look-ahead did not end well"),
                     }
                     states.entry(key).and_modify(|state| *state = FetchState::Ended);
@@ -104,7 +104,7 @@ impl LookAhead {
                 "failed"
             }
         };
-        self.count(end);
+        self.metrics.increment(&IMAGES, &[end]);
     }
 
     async fn ensure(&self, fetch: &Fetch) -> Result<&'static str, EnsureError> {
@@ -151,10 +151,6 @@ impl LookAhead {
                 false
             }
         }
-    }
-
-    fn count(&self, outcome: &str) {
-        self.metrics.increment(&IMAGES, &[outcome]);
     }
 }
 

@@ -20,7 +20,6 @@ pub(super) struct FetchKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Running,
-    /// The fetch succeeded, failed or was cancelled. After that, only the kubelet requests the image.
     Ended,
 }
 

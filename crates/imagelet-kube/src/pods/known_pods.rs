@@ -20,7 +20,6 @@ use crate::metadata::LABELS_LENGTH_MAX;
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     listing: BTreeMap<String, Arc<BoundPod>>,
-    /// Whether more than `PODS_MAX` pods were received since the last list began.
     is_cut: bool,
     ended: Vec<(Arc<str>, PodEnd)>,
     starts: StartTracker,
@@ -70,8 +69,6 @@ impl KnownPods {
         false
     }
 
-    /// Returns the pods that ended since the last call, and the present pods.
-    ///
     /// A pod ends by the phase or deletion time of its object, by the deletion of the object, or by a complete list
     /// without the pod. A failed list and an unreachable API server end no pod. The object of a static pod is a mirror
     /// with another uid, so its end does not end the static pod.
@@ -107,10 +104,6 @@ impl KnownPods {
 
     pub(crate) fn all(&self) -> Vec<Arc<BoundPod>> {
         self.pods.values().cloned().collect()
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.pods.len()
     }
 
     fn read(&mut self, object: &PodObject) -> Option<BoundPod> {

@@ -1,6 +1,6 @@
 //! The choice of the next event, in tables, and agents with pulls and an API server on a clock that does not wait.
 
-use std::{collections::BTreeMap, num::NonZeroUsize};
+use std::{collections::BTreeMap, num::NonZeroUsize, sync::Arc};
 
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, Stage},
@@ -166,10 +166,8 @@ async fn each_pod_of_an_artifact_without_files_is_warned_once_in_its_own_namespa
     let of_another = PullStatus { number: 1, ..model };
     assert!(warnings.next(&[of_another]).is_some(), "a later pull warns again");
 
-    let node = TestNode::start(&api, "node-1", None);
-    let agent = ProgressEvents::new(api.client(), "node-1", Arc::clone(&node.manager));
     let event = SentEvent { at: start, first: Timestamp::UNIX_EPOCH, count: 1, is_refused: false };
-    agent.apply(&found[1], &event, Timestamp::UNIX_EPOCH).await.expect("it is taken");
+    apply(&api.client(), "node-1", &found[1], &event, Timestamp::UNIX_EPOCH).await.expect("it is taken");
     let objects = api.objects(EVENTS);
     let [object] = &objects[..] else { panic!("{objects:?}") };
     assert_eq!((&object["type"], &object["reason"]), (&json!("Warning"), &json!(FORWARDED)));
@@ -250,8 +248,8 @@ impl TestNode {
     }
 
     fn start_agent(&mut self, api: &FakeApi, node: &str) {
-        let agent = ProgressEvents::new(api.client(), node, Arc::clone(&self.manager));
-        self.tasks.spawn(async move { agent.run().await });
+        let (client, node, manager) = (api.client(), node.to_owned(), Arc::clone(&self.manager));
+        self.tasks.spawn(async move { send_pod_events(&client, &node, &manager).await });
     }
 
     /// A request of the kubelet for a pod, for a pull that takes this long.
