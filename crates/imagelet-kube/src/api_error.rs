@@ -17,10 +17,7 @@ pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 #[non_exhaustive]
 pub enum ApiError {
     #[error("could not {what}: {}", chain(&**.source))]
-    Credentials {
-        what: String,
-        source: Cause,
-    },
+    Credentials { what: String, source: Cause },
     #[error("{}", text(.0))]
     Request(#[from] kube::Error),
     #[error("the API server did not answer within {} s", .0.as_secs())]
@@ -33,14 +30,10 @@ pub enum ApiError {
     TooMany { max: usize },
     /// The answer is not the requested secret or token. The error contains nothing of the answer.
     #[error("the API server sent an invalid {what}: {why}")]
-    SecretInvalid {
-        what: &'static str,
-        why: String,
-    },
+    SecretInvalid { what: &'static str, why: String },
 }
 
 impl ApiError {
-    /// The HTTP status with which the API server rejected the request.
     pub fn code(&self) -> Option<u16> {
         match self {
             Self::Request(error) => code(error),

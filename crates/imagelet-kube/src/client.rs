@@ -1,6 +1,4 @@
 //! The client of the API server: `kube`'s client with limits for the time and the length of answers.
-//!
-//! The first request connects. A reconnection reads the credentials from the files again.
 
 use std::{
     collections::HashMap,
@@ -127,7 +125,6 @@ fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch=true"))
 }
 
-/// Limits the length of each line of a body and the time between two parts of the body.
 fn bounded(body: Body) -> impl HttpBody<Data = Bytes, Error = BoxError> {
     let mut length = 0;
     let frames = body.into_data_stream().timeout(SILENCE_MAX).map(move |bytes| {

@@ -28,7 +28,6 @@ use crate::{
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 pub(crate) const CONTROLLER: &str = "imagelet.dev/node-agent";
-/// The API's length limits of an event's fields, in bytes.
 pub(crate) const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
 /// Maximum length of the object's name. The event's name is this name, a dot and 16 hexadecimal digits.

@@ -35,7 +35,6 @@ pub(crate) const SECRETS_MAX: usize = 64;
 /// Receives the pods of the node. The first complete list is the first change.
 pub(crate) type PodsReceiver = watch::Receiver<Vec<Arc<BoundPod>>>;
 
-/// The image-related fields of a pod that is bound to a node and neither finished nor being deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BoundPod {
     pub(crate) identity: PodIdentity,

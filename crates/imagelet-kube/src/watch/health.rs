@@ -41,7 +41,6 @@ pub struct WatchReport {
     pub heard_at: Option<Instant>,
     pub restarts: u64,
     pub pods: usize,
-    /// Number of pods with containers that do not exist yet.
     pub waiting: usize,
     pub failure: Option<String>,
 }

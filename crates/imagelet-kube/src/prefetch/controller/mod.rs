@@ -230,7 +230,7 @@ impl PrefetchController {
     async fn write_status(&self, set: &ImageSet, status: &SetStatus) -> Result<(), kube::Error> {
         let name = &set.name;
         let object = json!({
-            "apiVersion": PREFETCH_GROUP, "kind": name.scope, "metadata": {"name": name.name, "uid": set.uid},
+            "apiVersion": PREFETCH_GROUP, "kind": name.scope.kind(), "metadata": {"name": name.name, "uid": set.uid},
             "status": status,
         });
         let manager = PatchParams::apply(FIELD_MANAGER).force();

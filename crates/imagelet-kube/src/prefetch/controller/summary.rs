@@ -41,7 +41,7 @@ pub(super) fn decide(
     }
     let ends = set.spec.ttl_after_finished.zip(status.finished_at);
     let selection_ends = status.started_at.as_ref().and_then(|started| selection_ends(set, started, now));
-    match ends.map(|(lasts, finished)| SystemTime::from(finished.0) + lasts.get()) {
+    match ends.map(|(lasts, finished)| SystemTime::from(finished.0) + lasts.0) {
         Some(until) if until <= now => SetAction::Delete,
         until => SetAction::Idle { until: until.into_iter().chain(selection_ends).min() },
     }

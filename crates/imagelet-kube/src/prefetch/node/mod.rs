@@ -20,7 +20,7 @@ use imagelet_core::{
     error::{ErrorClass, Stage},
     hold::CHECK_PERIOD,
     image::{ImageSpec, Platform},
-    manager::{Caller, EnsureRequest},
+    manager::{Caller, EnsureRequest, PullPolicy},
     ports::PullRequest,
     retry_wait::random_share,
 };
@@ -50,7 +50,7 @@ use self::{
     turns::Turn,
     write_gate::{NodeFact, WriteGate, WrittenReport},
 };
-use super::objects::{KnownSets, NodeImages, PREFETCH_GROUP, SetScope, SharedSets};
+use super::objects::{KnownSets, NodeImages, PREFETCH_GROUP, SetPullPolicy, SetScope, SharedSets};
 use crate::{
     agent::NodeAgent,
     api_error::{code, text},
@@ -65,13 +65,11 @@ const RETRY_FIRST: Duration = Duration::from_secs(30);
 const RETRY_MAX: Duration = Duration::from_mins(15);
 const WRITE_RETRY_FIRST: Duration = Duration::from_secs(5);
 const WRITE_RETRY_MAX: Duration = Duration::from_mins(2);
-/// Maximum wait for the first list of pods, by which sets select the node.
 const PODS_WAIT: Duration = Duration::from_mins(1);
 const TICK: Duration = Duration::from_secs(30);
 /// The priority of each pull for a set. Pulls for pods have a higher priority.
 pub const PREFETCH_PRIORITY: i32 = i32::MIN;
 
-/// Prefetches the images of the sets that select this node.
 pub struct PrefetchAgent {
     client: Client,
     node: String,
@@ -86,7 +84,6 @@ struct Inputs {
     changed: Notify,
 }
 
-/// A pull that runs in its own task. Dropping the value cancels the pull.
 struct RunningPull {
     key: TaskKey,
     bytes: Arc<PullBytes>,
@@ -218,7 +215,6 @@ impl PrefetchAgent {
         loop {
             let (now, conditions) = (Instant::now(), self.target.conditions());
             let meter = bytes.meter(conditions.is_queued, now);
-            // A pull that has ended is not interrupted.
             if let Some(Waiting { image, are_all_slow }) = waiting.filter(|_| !task.is_finished()) {
                 let is_measured = bytes.known().is_measured.unwrap_or(conditions.is_measured);
                 let turn = Turn { given_way, is_measured, are_all_slow: *are_all_slow };
@@ -286,7 +282,6 @@ impl PrefetchAgent {
                     Err(error) => tracing::warn!(error, "could not pin the images of sets; the attempt is repeated"),
                 }
             }
-            // If no pull runs, or the plan cancelled it, the next pull starts at once.
             let Some(task) = plan.next.take() else { return (plan, presence.taken_at.is_some()) };
             let (client, target, bytes) = (self.client.clone(), Arc::clone(&self.target), PullBytes::new(now));
             let (key, watcher) = (task.key.clone(), bytes.watcher());
@@ -332,7 +327,10 @@ impl PrefetchAgent {
     async fn read_report(&self) -> Option<WrittenReport> {
         for failures in 0.. {
             match self.reports().get_opt(&self.node).await {
-                Ok(found) => return found.map(WrittenReport::from),
+                Ok(found) => {
+                    let NodeImages { metadata, sets } = found?;
+                    return Some(WrittenReport { owner: metadata.owner_references.into_iter().flatten().next(), sets });
+                }
                 // An unreadable report is replaced by the next write.
                 Err(kube::Error::SerdeError(_)) => return None,
                 Err(error) => tracing::debug!(error = text(&error), "could not read the report of this node"),
@@ -389,7 +387,10 @@ async fn request(client: &Client, task: &Task) -> Result<EnsureRequest, FetchFai
     Ok(EnsureRequest {
         caller: Caller::Prefetch { own_credentials: task.set.scope == SetScope::Cluster },
         pull: PullRequest { image: ImageSpec::new(image.reference.clone()), platform, ..PullRequest::default() },
-        policy: task.policy.for_pull(),
+        policy: match task.policy {
+            SetPullPolicy::Always => PullPolicy::Always,
+            SetPullPolicy::IfNotPresent => PullPolicy::IfNotPresent,
+        },
         secrets,
         priority: PREFETCH_PRIORITY,
         ..EnsureRequest::default()

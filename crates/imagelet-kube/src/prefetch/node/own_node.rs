@@ -52,13 +52,10 @@ impl OwnNode {
             let (status, reason) =
                 if *is_ready { ("True", ImagesReady::PRESENT) } else { ("False", ImagesReady::MISSING) };
             let same = self.condition().filter(|before| before.status == status);
-            json!(NodeCondition {
-                type_: CONDITION.to_owned(),
-                status: status.to_owned(),
-                reason: Some(reason.to_owned()),
-                message: Some(message.clone()),
-                last_heartbeat_time: Some(Time(now)),
-                last_transition_time: same.map_or(Some(Time(now)), |before| before.last_transition_time.clone()),
+            let changed_at = same.map_or(Some(Time(now)), |before| before.last_transition_time.clone());
+            json!({
+                "type": CONDITION, "status": status, "reason": reason, "message": message,
+                "lastHeartbeatTime": Time(now), "lastTransitionTime": changed_at,
             })
         };
         let condition = wanted.map_or_else(|| json!({"type": CONDITION, "$patch": "delete"}), written);

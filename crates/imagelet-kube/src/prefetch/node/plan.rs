@@ -18,7 +18,6 @@ use crate::prefetch::objects::{
 };
 
 const MESSAGE_LENGTH_MAX: usize = 256;
-/// Maximum bytes of all messages in one report. Further messages are omitted.
 const MESSAGES_LENGTH_MAX: usize = 64 << 10;
 
 /// One image of one set. The key stays the same until the image must be pulled again.
@@ -51,13 +50,6 @@ pub(super) struct Task {
     pub(super) key: TaskKey,
     pub(super) set: SetName,
     pub(super) policy: SetPullPolicy,
-}
-
-impl Task {
-    fn of(candidate: &Candidate<'_>) -> Self {
-        let Candidate { set, image, .. } = candidate;
-        Self { key: key_of(set, image), set: set.name.clone(), policy: set.spec.pull_policy }
-    }
 }
 
 #[derive(Debug)]
@@ -146,7 +138,12 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
         let waiting = next(&candidates, input.last);
         plan.waiting = waiting.map(|it| Waiting { image: it.image.reference.clone(), are_all_slow });
     } else {
-        plan.next = next(&candidates, input.last).map(Task::of);
+        let task = |Candidate { set, image, .. }: &Candidate<'_>| Task {
+            key: key_of(set, image),
+            set: set.name.clone(),
+            policy: set.spec.pull_policy,
+        };
+        plan.next = next(&candidates, input.last).map(task);
     }
     // Gated sets come first: a restarted agent knows only reported images and must not change the condition.
     reports.sort_by_key(|(set, _)| !set.spec.gate);

@@ -11,7 +11,6 @@ use imagelet_core::{
     ports::PullWatcher,
 };
 
-/// The part of a node's image manager that prefetch needs.
 #[async_trait]
 pub trait PrefetchNode: Send + Sync + fmt::Debug {
     /// Which of these images are absent: the last pass did not list them, or their layers are missing now.
@@ -39,7 +38,6 @@ pub struct FetchConditions {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePresence {
-    /// The time of the pass, or `None` before the first pass.
     pub taken_at: Option<SystemTime>,
     pub absent: BTreeSet<String>,
 }

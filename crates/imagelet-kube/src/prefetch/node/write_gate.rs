@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
 use tokio::time::Instant;
 
 use super::images_ready::ImagesReady;
-use crate::prefetch::objects::{ImagePhase, NodeImages, SetReport};
+use crate::prefetch::objects::{ImagePhase, SetReport};
 
 pub(super) const WRITE_EVERY: Duration = Duration::from_secs(10);
 /// The minimum time between two writes that are [alike](NodeFact::is_alike).
@@ -20,12 +20,6 @@ pub(super) struct WrittenReport {
     /// The owning Node. A recreated Node is another owner.
     pub(super) owner: Option<OwnerReference>,
     pub(super) sets: Vec<SetReport>,
-}
-
-impl From<NodeImages> for WrittenReport {
-    fn from(NodeImages { metadata, sets }: NodeImages) -> Self {
-        Self { owner: metadata.owner_references.into_iter().flatten().next(), sets }
-    }
 }
 
 /// A fact that a node writes about itself: the report or the condition.
@@ -67,7 +61,6 @@ impl NodeFact for Option<ImagesReady> {
     }
 }
 
-/// The last write of a fact, and the change that waits to be written.
 #[derive(Debug)]
 pub(super) struct WriteGate<T> {
     written: Option<T>,

@@ -112,7 +112,6 @@ impl ImageSet {
         u64::from_str_radix(&digest.hex()[..13], 16).unwrap_or_default()
     }
 
-    /// Whether a node may begin: without a limit always, otherwise if its place is below the cut for this spec.
     pub(crate) fn admits(&self, node: &str) -> bool {
         let is_admitted = || self.status.wave.is_some_and(|wave| self.place_of(node) < wave.cut);
         self.spec.max_concurrent_nodes.is_none() || (self.is_observed() && is_admitted())
@@ -120,7 +119,7 @@ impl ImageSet {
 
     /// The time until which nodes may start pulls. `None` means no deadline, or that the start is not known yet.
     pub(crate) fn deadline(&self) -> Option<SystemTime> {
-        let lasts = self.spec.deadline?.get();
+        let lasts = self.spec.deadline?.0;
         let started = self.status.started_at.as_ref().filter(|_| self.is_observed());
         // Before the controller has observed a spec, only generation 1 has a start time: the creation of the set.
         let started = started.or(self.created_at.as_ref().filter(|_| self.generation <= 1));

@@ -2,11 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use imagelet_core::{
-    image::{Platform, Reference, shown_name},
-    manager::PullPolicy,
-};
-use serde::{Deserialize, Serialize};
+use imagelet_core::image::{Platform, Reference, shown_name};
+use serde::Deserialize;
 
 use super::{
     IMAGES_MAX,
@@ -47,13 +44,11 @@ pub(crate) struct SetImage {
     pub(crate) platform: Option<String>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum SetScope {
     /// Images of one namespace, pulled with its pull secrets.
-    #[serde(rename = "ImageSet")]
     Namespace,
     /// Images of the cluster, pulled with the credentials of each node.
-    #[serde(rename = "ClusterImageSet")]
     Cluster,
 }
 
@@ -79,15 +74,6 @@ pub(crate) enum SetPullPolicy {
     Always,
     #[default]
     IfNotPresent,
-}
-
-impl SetPullPolicy {
-    pub(crate) fn for_pull(self) -> PullPolicy {
-        match self {
-            Self::Always => PullPolicy::Always,
-            Self::IfNotPresent => PullPolicy::IfNotPresent,
-        }
-    }
 }
 
 /// Why a document or an object is not a valid set: the violated rule.

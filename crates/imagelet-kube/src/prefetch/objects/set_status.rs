@@ -8,7 +8,6 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SetStatus {
     pub(crate) observed_generation: i64,
-    /// The time when the controller first saw this generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) started_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -29,7 +28,6 @@ pub(crate) struct WaveStatus {
     pub(crate) cut: u64,
 }
 
-/// Numbers of the nodes that a set selects, by their reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default)]
 pub struct NodeCounts {

@@ -15,13 +15,7 @@ const NODES_MAX: u32 = 100_000;
 /// A duration above zero in Go's format: `90s`, `1h30m`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(try_from = "String")]
-pub(crate) struct SetDuration(Duration);
-
-impl SetDuration {
-    pub(crate) fn get(self) -> Duration {
-        self.0
-    }
-}
+pub(crate) struct SetDuration(pub(crate) Duration);
 
 impl TryFrom<String> for SetDuration {
     type Error = String;
@@ -109,7 +103,7 @@ mod tests {
     #[test]
     fn a_duration_is_above_zero_and_at_most_a_year() {
         for (text, seconds) in [("90s", Some(90)), ("1h30m", Some(5400)), ("8760h", Some(31_536_000))] {
-            assert_eq!(SetDuration::try_from(text.to_owned()).ok().map(|it| it.get().as_secs()), seconds, "{text}");
+            assert_eq!(SetDuration::try_from(text.to_owned()).ok().map(|it| it.0.as_secs()), seconds, "{text}");
         }
         for text in ["", "0s", "-1s", "1", "8761h", "1 h", "999999999999999999999h", &"1h".repeat(20)] {
             assert!(SetDuration::try_from(text.to_owned()).is_err(), "{text}");
