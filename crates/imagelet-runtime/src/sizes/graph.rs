@@ -55,7 +55,6 @@ pub struct CommittedSnapshot {
     pub created_at: (i64, i32),
 }
 
-/// The folders in which containerd stores blobs and snapshots, as far as containerd reports them.
 #[derive(Clone, Debug, Default)]
 pub struct PartFolders {
     pub contents: Option<Arc<Path>>,
@@ -216,9 +215,8 @@ impl<'a> Nodes<'a> {
             let snapshotter = resource.r#type.strip_prefix(LEASED_SNAPSHOT)?;
             self.snapshots.get(&(snapshotter, resource.id.as_str())).copied()
         });
-        let blobs =
-            listed.contents.iter().filter(|blob| stays(&blob.labels) || listed.elsewhere.contains(&blob.digest));
-        let blobs = blobs.filter_map(|blob| self.contents.get(blob.digest.as_str()).copied());
+        let is_held = |blob: &&content::Info| stays(&blob.labels) || listed.elsewhere.contains(&blob.digest);
+        let blobs = listed.contents.iter().filter(is_held).filter_map(|blob| self.contents.get(&*blob.digest).copied());
         let in_use = self.listed.iter().filter(|(_, snapshot)| !is_committed(snapshot) || stays(&snapshot.labels));
         let in_use = in_use
             .filter_map(|(snapshotter, snapshot)| self.snapshots.get(&(*snapshotter, snapshot.name.as_str())).copied());

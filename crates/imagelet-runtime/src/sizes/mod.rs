@@ -151,14 +151,10 @@ impl ContainerdSizes {
         &self,
         snapshots: Vec<CommittedSnapshot>,
     ) -> Result<HashMap<CommittedSnapshot, Freed>, ContainerdError> {
-        let usage = |snapshot| {
-            let usage = locked(&self.usages).get(&snapshot).copied();
-            (snapshot, usage)
-        };
-        let all: Vec<_> = snapshots.into_iter().map(usage).collect();
-        let asked = stream::iter(all).map(async |(snapshot, known)| {
-            if let Some(usage) = known {
-                return Ok(Some((snapshot, usage)));
+        let asked = stream::iter(snapshots).map(async |snapshot| {
+            let known = locked(&self.usages).get(&snapshot).copied();
+            if known.is_some() {
+                return Ok(known.map(|usage| (snapshot, usage)));
             }
             let usage = self.client.usage(&snapshot.snapshotter, &snapshot.name).await?;
             let usage = usage.and_then(|usage| {

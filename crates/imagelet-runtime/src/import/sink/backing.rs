@@ -29,22 +29,16 @@ impl ImageBacking for ContainerdClient {
         // If all blobs of the layers are present, containerd unpacks the layers again.
         let target = self.image(image.as_str()).await?.and_then(|record| record.target);
         let Some(target) = target else { return Ok(false) };
-        match self.manifests_of(&target.digest).await? {
-            // containerd needs the manifest to unpack the image again.
-            Some(manifests) => {
-                let Some(manifest) = manifests.iter().find(|manifest| config_of(manifest) == Some(image.as_str()))
-                else {
-                    return Ok(false);
-                };
-                for layer in labelled(manifest, REFERS_TO_LAYER) {
-                    if self.content(layer).await?.is_none() {
-                        return Ok(false);
-                    }
-                }
-                Ok(true)
+        let Some(manifests) = self.manifests_of(&target.digest).await? else { return Ok(true) };
+        // containerd needs the manifest to unpack the image again.
+        let manifest = manifests.iter().find(|manifest| config_of(manifest) == Some(image.as_str()));
+        let Some(manifest) = manifest else { return Ok(false) };
+        for layer in labelled(manifest, REFERS_TO_LAYER) {
+            if self.content(layer).await?.is_none() {
+                return Ok(false);
             }
-            None => Ok(true),
         }
+        Ok(true)
     }
 }
 

@@ -107,13 +107,13 @@ impl ImportRun {
         Err(RuntimeError::other(format!("containerd's snapshot `{chain}` does not stand on `{parent}`")))
     }
 
-    async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
+    pub(super) async fn hold(&self, index: usize) -> Result<bool, RuntimeError> {
         let kind = format!("snapshots/{OVERLAYFS}");
         self.client.hold(&self.lease.id, &kind, self.chains[index].as_str()).await?;
         self.is_committed(index).await
     }
 
-    fn has(&self, index: usize) {
+    pub(super) fn has(&self, index: usize) {
         self.base.send_if_modified(|base| match base {
             Base::Has(count) if *count <= index => {
                 *base = Base::Has(index + 1);
@@ -170,7 +170,7 @@ impl ImportRun {
         Ok(())
     }
 
-    async fn put_layer(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
+    pub(super) async fn put_layer(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
         if let Some(blob) = tree.blob.clone().filter(|_| self.containerd.config.keep_blobs) {
             self.uninterrupted(|run| async move { run.write_blob(index, &blob).await }).await?;
         }
@@ -294,25 +294,10 @@ impl ImportRun {
         Ok(None)
     }
 
-    /// Returns whether containerd has a layer now, and adds an existing layer to the lease.
-    pub(super) async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
-        if self.count() > index {
-            return Ok(true);
-        }
-        let is_there = self.hold(index).await?;
-        if is_there {
-            self.has(index);
-        }
-        Ok(is_there)
-    }
-
-    pub(super) async fn take(self: &Arc<Self>, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
-        let taken = self.put_layer(index, tree).await;
+    /// Records the end of a layer's import. The first failure ends the imports of the layers above.
+    pub(super) fn record(&self, index: usize, taken: &Result<Taken, RuntimeError>) {
         let end = match taken {
-            Ok(Taken::Committed) => {
-                self.has(index);
-                return taken;
-            }
+            Ok(Taken::Committed) => return self.has(index),
             Ok(Taken::BaseGone) => Base::Gone,
             Err(_) => Base::Broken,
         };
@@ -323,7 +308,6 @@ impl ImportRun {
             }
             is_first
         });
-        taken
     }
 
     pub(super) fn break_off(&self) {

@@ -1,6 +1,4 @@
 //! Imports images into an unmodified containerd.
-//!
-//! Layers are renamed into prepared snapshots. Documents and image records then follow, as in containerd's own pull.
 
 pub(crate) mod backing;
 mod content;
@@ -40,7 +38,6 @@ const REBASE: &str = "rebase";
 
 #[derive(Clone, Debug)]
 pub struct ContainerdConfig {
-    /// containerd's socket, which also serves CRI.
     pub socket: PathBuf,
     pub place: SnapshotterPlace,
     pub version: String,
@@ -72,7 +69,6 @@ impl Containerd {
         self.0.config.place.staging()
     }
 
-    /// Whether the parent of a layer is set at the commit. If so, layers are prepared in parallel.
     pub fn rebases(&self) -> bool {
         self.0.rebases
     }

@@ -82,16 +82,12 @@ pub(crate) fn images(image: &ImportedImage) -> Vec<Image> {
 
 pub(crate) fn snapshot_labels(chain: &Digest, parent: Option<&Digest>, diff_id: &Digest, version: &str) -> Labels {
     let mut labels = Labels::from([("containerd.io/snapshot.ref".to_owned(), chain.to_string())]);
-    if labels_layers(version) {
+    if is_since(version, LAYER_LABELS_SINCE) {
         labels.insert("containerd.io/snapshot/diff-id".to_owned(), diff_id.to_string());
         let parent = parent.map(|parent| ("containerd.io/snapshot/parent-chain-id".to_owned(), parent.to_string()));
         labels.extend(parent);
     }
     labels
-}
-
-fn labels_layers(version: &str) -> bool {
-    is_since(version, LAYER_LABELS_SINCE)
 }
 
 pub(crate) fn mounts_images(version: &str) -> bool {
@@ -230,7 +226,7 @@ mod tests {
             ("unknown", false, false),
             ("v2", false, false),
         ] {
-            let found = (mounts_images(version), labels_layers(version));
+            let found = (mounts_images(version), is_since(version, LAYER_LABELS_SINCE));
             assert_eq!(found, (mounts_images_too, labels_them), "{version}");
         }
         let (chain, parent, layer) = (digest("chain"), digest("parent"), digest("layer"));

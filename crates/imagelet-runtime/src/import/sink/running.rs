@@ -38,11 +38,20 @@ impl LayerImport for ContainerdImport {
     }
 
     async fn holds(&self, index: usize) -> Result<bool, RuntimeError> {
-        self.run.holds(index).await
+        if self.run.count() > index {
+            return Ok(true);
+        }
+        let is_there = self.run.hold(index).await?;
+        if is_there {
+            self.run.has(index);
+        }
+        Ok(is_there)
     }
 
     async fn take(&self, index: usize, tree: StagedTree) -> Result<Taken, RuntimeError> {
-        self.run.take(index, tree).await
+        let taken = self.run.put_layer(index, tree).await;
+        self.run.record(index, &taken);
+        taken
     }
 
     async fn finish(&self) -> Result<ImageId, ImportError> {
