@@ -19,7 +19,6 @@ use tower::service_fn;
 
 use crate::MESSAGE_BYTES_MAX;
 
-/// A gRPC channel that calls `dial` for each new connection. It connects on demand.
 pub(crate) fn channel<F>(dial: impl Fn() -> F + Send + Sync + 'static) -> Channel
 where
     F: Future<Output = io::Result<UnixStream>> + Send + 'static,
@@ -83,7 +82,6 @@ pub(crate) async fn listed<Q: Query, A: Reply, T>(
 /// The limits of one response. They apply to all its messages together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageBounds {
-    /// Maximum bytes on the wire.
     pub bytes: usize,
     /// Maximum number of messages and their direct elements.
     pub entries: usize,

@@ -69,7 +69,6 @@ impl ContainerdClient {
             .await
     }
 
-    /// Sends one call and reads its answer, which may have several messages. The deadline applies to the whole answer.
     pub(crate) async fn read<Q, A, F>(
         &self,
         call: &'static str,
@@ -82,7 +81,6 @@ impl ContainerdClient {
     {
         let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
         let mut request = Request::new(message);
-        // containerd receives the deadline and stops its work when the deadline passes.
         request.set_timeout(deadline);
         request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {

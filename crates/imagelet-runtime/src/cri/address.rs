@@ -73,9 +73,6 @@ impl Address {
     }
 
     /// Parses the address to dial or to listen on. On Unix, a text without a scheme is a path.
-    ///
-    /// # Errors
-    /// If [`Address::parse`] fails, or the address on Unix is no socket.
     pub(crate) fn to_dial(text: &str, platform: AddressPlatform) -> Result<Self, AddressError> {
         let address = match Self::parse(text, platform) {
             Err(error) if platform == AddressPlatform::Unix && error.protocol.is_empty() => {

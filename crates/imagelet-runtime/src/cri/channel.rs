@@ -58,7 +58,7 @@ pub(crate) struct Peer {
     endpoint: Endpoint,
     pub(crate) timeout: Duration,
     /// Whether lists are streamed. The value becomes `false` when the runtime rejects a stream. Clones share it.
-    streams: Arc<AtomicBool>,
+    pub(crate) streams: Arc<AtomicBool>,
 }
 
 impl Peer {
@@ -74,10 +74,6 @@ impl Peer {
             async move { dial(&path, &backoff).await }
         });
         Ok(Self { channel, backoff, endpoint: endpoint.clone(), timeout, streams: Arc::default() })
-    }
-
-    pub(crate) fn stream_lists(&mut self, on: bool) {
-        self.streams = Arc::new(AtomicBool::new(on));
     }
 
     pub(crate) async fn ask<A: Reply>(&self, call: Call, message: impl Query) -> Result<A, RuntimeError> {
@@ -143,7 +139,6 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
-        // The peer receives the deadline and stops its work when the deadline passes.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
             Ok(Ok(answer)) => Ok(answer),
@@ -165,7 +160,6 @@ impl Peer {
         }
     }
 
-    /// Converts a gRPC status to an error. If the peer is unreachable, the error names the socket.
     pub(crate) fn error(&self, call: Call, status: &Status) -> RuntimeError {
         let error = error_from_status(call, status);
         match error.kind() {

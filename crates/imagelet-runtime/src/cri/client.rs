@@ -51,7 +51,7 @@ impl RemoteImageService {
     /// On: lists are streamed if the runtime supports streams. A streamed list may exceed the limit of one message.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
-        self.peer.stream_lists(on);
+        self.peer.streams = Arc::new(on.into());
         self
     }
 
@@ -167,22 +167,19 @@ pub struct RemoteContainerService {
 }
 
 impl RemoteContainerService {
-    /// Connects, and verifies with one call that the peer is a CRI runtime service.
     pub async fn connect(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         let service = Self::lazy(endpoint, timeout)?;
         service.ask_version("").await.map_err(|error| service.peer.refused("runtime", error))?;
         Ok(service)
     }
 
-    /// Creates the service without a check of the peer. The first call connects. Must be called in a tokio runtime.
     pub fn lazy(endpoint: &Endpoint, timeout: Duration) -> Result<Self, RuntimeError> {
         Ok(Self { peer: Peer::new(endpoint, timeout)? })
     }
 
-    /// On: lists are streamed if the runtime supports streams. A streamed list may exceed the limit of one message.
     #[must_use]
     pub fn streaming_lists(mut self, on: bool) -> Self {
-        self.peer.stream_lists(on);
+        self.peer.streams = Arc::new(on.into());
         self
     }
 

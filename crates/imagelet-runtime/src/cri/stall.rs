@@ -14,7 +14,6 @@ use tokio::{
 
 use crate::cri::SnapshotterPlace;
 
-/// The folder of containerd's running fetches. Each fetch has its own folder.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
 const INGESTED: &str = "data";
 const INGESTS_MAX: usize = 4096;
@@ -63,11 +62,7 @@ impl Pulse {
         let is_sign = match look {
             Look::Silent => false,
             Look::Answers => true,
-            Look::Wrote(written) => {
-                let is_news = self.written.as_ref() != Some(&written);
-                self.written = Some(written);
-                is_news
-            }
+            Look::Wrote(written) => self.written.replace(written.clone()) != Some(written),
         };
         if is_sign {
             self.lived_at = Some(now);

@@ -36,26 +36,20 @@ tokio::task_local! {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(crate) struct TraceContext {
-    headers: Vec<(&'static str, MetadataValue<Ascii>)>,
-    caller: Option<CallerTrace>,
-}
+pub(crate) struct TraceContext(Vec<(&'static str, MetadataValue<Ascii>)>);
 
 impl TraceContext {
-    /// Reads the trace of a call. The result is empty if `traceparent` is absent or invalid.
     pub(crate) fn of(metadata: &MetadataMap) -> Self {
-        let Some((parent, caller)) = metadata.get(PARENT).and_then(|it| Some((it, read_parent(it.as_bytes())?))) else {
-            return Self::default();
-        };
+        let parent = metadata.get(PARENT).filter(|parent| read_parent(parent.as_bytes()).is_some());
+        let Some(parent) = parent else { return Self::default() };
         let companions = COMPANIONS.into_iter().filter_map(|(name, length_max)| {
             metadata.get(name).filter(|value| value.len() <= length_max).map(|value| (name, value.clone()))
         });
-        let headers = [(PARENT, parent.clone())].into_iter().chain(companions).collect();
-        Self { headers, caller: Some(caller) }
+        Self([(PARENT, parent.clone())].into_iter().chain(companions).collect())
     }
 
     pub(crate) fn id(&self) -> Option<&str> {
-        self.headers.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
+        self.0.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
     }
 
     pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
@@ -63,7 +57,6 @@ impl TraceContext {
     }
 }
 
-/// The span of a caller, from the `traceparent` header of its call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CallerTrace {
     pub trace: [u8; 16],
@@ -73,13 +66,13 @@ pub struct CallerTrace {
 
 /// The caller's span of the CRI call that this task answers, or `None` outside a call and without a trace.
 pub fn current_trace() -> Option<CallerTrace> {
-    CURRENT.try_with(|current| current.caller).ok()?
+    CURRENT.try_with(|current| read_parent(current.0.first()?.1.as_bytes())).ok()?
 }
 
 pub(crate) fn inject(metadata: &mut MetadataMap) {
     // `try_with` fails outside the scope of an incoming call. Then no header is added.
     let _ = CURRENT.try_with(|current| {
-        for (name, value) in &current.headers {
+        for (name, value) in &current.0 {
             metadata.insert(*name, value.clone());
         }
     });
@@ -155,13 +148,13 @@ mod tests {
         ];
         for parent in bad {
             assert!(
-                TraceContext::of(&metadata(&[("traceparent", parent), ("baggage", "k=v")])).headers.is_empty(),
+                TraceContext::of(&metadata(&[("traceparent", parent), ("baggage", "k=v")])).0.is_empty(),
                 "{parent}"
             );
         }
         let later = format!("01{}-more", &PARENT_SAID[2..]);
         let long = "x".repeat(513);
         let context = TraceContext::of(&metadata(&[("traceparent", &later), ("tracestate", &long)]));
-        assert_eq!(context.headers.len(), 1, "what is too long stays behind");
+        assert_eq!(context.0.len(), 1, "what is too long stays behind");
     }
 }

@@ -11,9 +11,8 @@ use imagelet_core::{
 use imagelet_oci::{ImportError, ImportStage};
 use tokio::time::Instant;
 
-use crate::cri::{OVERLAYFS, RuntimeInfo};
+use crate::cri::{OVERLAYFS, RuntimeInfo, convert::HANDLER_ANNOTATION};
 
-const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 /// After a forwarded pull has succeeded, further pulls from its registry are forwarded for this time.
 const PREFERRED_FOR: Duration = Duration::from_mins(10);
 const PREFERRED_MAX: usize = 256;
@@ -109,7 +108,9 @@ impl Survey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
     /// Forwards the pull. If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
-    Forward { remember: bool },
+    Forward {
+        remember: bool,
+    },
     Fail,
 }
 
@@ -167,7 +168,7 @@ pub(super) fn is_lasting(reason: &ForwardReason) -> bool {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct PreferredRegistries(HashMap<String, Instant>);
+pub(super) struct PreferredRegistries(pub(super) HashMap<String, Instant>);
 
 impl PreferredRegistries {
     pub(super) fn is_preferred(&self, registry: &str, now: Instant) -> bool {
@@ -179,10 +180,6 @@ impl PreferredRegistries {
         if self.0.len() < PREFERRED_MAX || self.0.contains_key(registry) {
             self.0.insert(registry.to_owned(), now);
         }
-    }
-
-    pub(super) fn forget(&mut self, registry: &str) {
-        self.0.remove(registry);
     }
 }
 

@@ -39,7 +39,6 @@ const ROUTES_MAX: usize = 32;
 
 #[async_trait]
 pub trait ImportSite: Send + Sync + fmt::Debug {
-    /// Reads the runtime's name and version, and the configuration of a containerd.
     async fn survey(&self) -> Result<RuntimeInfo, RuntimeError>;
 
     fn socket(&self) -> &Path;
@@ -53,10 +52,8 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
     /// disk. Dropping the future cancels the import. A background task then releases the import's lease.
     async fn import(&self, request: &PullRequest, progress: Progress) -> Result<ImageId, ImportError>;
 
-    /// The hosts that an import of an image may contact in addition to its registry.
     async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost>;
 
-    /// Disk space that running imports have reserved and not yet written.
     fn reserved(&self) -> Freed;
 
     /// Returns once the runtime has released the resources of cancelled imports.
@@ -79,7 +76,6 @@ pub struct ImportHealth {
     pub obstacle: Option<ForwardReason>,
 }
 
-/// A runtime's images. Pulls are imported or forwarded. Other calls are passed to the runtime.
 #[derive(Debug)]
 pub struct ImportingImages {
     inner: Arc<dyn ImageService>,
@@ -297,7 +293,7 @@ impl ImportingImages {
     async fn withdraw(&self, request: &PullRequest, reason: &ForwardReason) -> RuntimeError {
         let image = shown_name(&request.image.image);
         if let Some(registry) = registry_of(request) {
-            locked(&self.shared).preferred.forget(&registry);
+            locked(&self.shared).preferred.0.remove(&registry);
         }
         if let Err(error) = self.inner.remove(&request.image).await {
             tracing::warn!(%image, error = error.chain(), "could not remove an artifact without its files");

@@ -38,7 +38,6 @@ pub struct RuntimeSite {
     pub opened: Mutex<Opened>,
 }
 
-/// The last opened engine. At most one engine owns the staging folder.
 #[derive(Debug, Default)]
 pub struct Opened {
     engine: Option<(EngineConfig, Arc<Engine>)>,

@@ -41,7 +41,8 @@ pub(crate) fn auth_to_wire(credential: &Credential, image: &str) -> AuthConfig {
 
 /// Converts the credential of a pull of `image`. `None` means that the credential is empty or belongs to another host.
 pub(crate) fn credential_from_wire(auth: &AuthConfig, image: &str) -> Result<Option<Credential>, RuntimeError> {
-    let host = url_host(&auth.server_address);
+    // An address without a scheme has no host.
+    let host = if auth.server_address.contains("://") { address_host(&auth.server_address) } else { "" };
     if !auth.server_address.is_empty() && !is_contacted(host, image) {
         return Ok(None);
     }
@@ -105,10 +106,6 @@ fn written(secret: &Secret) -> Vec<Secret> {
 fn address_host(address: &str) -> &str {
     let rest = address.split_once("://").map_or(address, |(_, rest)| rest);
     rest.split(['/', '?', '#']).next().unwrap_or_default()
-}
-
-fn url_host(address: &str) -> &str {
-    if address.contains("://") { address_host(address) } else { "" }
 }
 
 fn image_host(image: &str) -> Option<String> {

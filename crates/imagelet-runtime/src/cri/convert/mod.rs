@@ -22,6 +22,7 @@ use imagelet_core::{
 };
 use jiff::Timestamp;
 use prost::Message as _;
+pub(crate) use runtime_handler::HANDLER_ANNOTATION;
 pub use runtime_handler::Handlers;
 pub(crate) use status::{Call, code_name, error_from_status, status_from_error};
 
@@ -212,7 +213,6 @@ pub fn sandbox_from_wire(sandbox: v1::PodSandbox) -> Option<Sandbox> {
     })
 }
 
-/// The images of a container's image volumes, as requested and as resolved by the runtime, without duplicates.
 pub fn volumes_from_wire(status: v1::ContainerStatus) -> Vec<String> {
     let mut images: Vec<String> = status
         .mounts

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use imagelet_core::error::{RuntimeError, RuntimeErrorKind};
 
 /// The pod annotation that selects the runtime handler of a pull in containerd.
-const ANNOTATION: &str = "io.containerd.cri.runtime-handler";
+pub(crate) const HANDLER_ANNOTATION: &str = "io.containerd.cri.runtime-handler";
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Handlers {
@@ -28,7 +28,7 @@ impl Handlers {
             Self::Known(known) => known.contains(handler),
         };
         if field.is_empty() {
-            let hint = annotations.and_then(|annotations| annotations.get(ANNOTATION));
+            let hint = annotations.and_then(|annotations| annotations.get(HANDLER_ANNOTATION));
             return Ok(hint.filter(|handler| is_known(handler)).cloned().unwrap_or_default());
         }
         if is_known(field) {

@@ -20,11 +20,7 @@ pub(super) async fn within(
 }
 
 pub(super) fn limit(headers: &HeaderMap) -> Option<Duration> {
-    duration(headers.get("grpc-timeout")?.as_bytes())
-}
-
-fn duration(text: &[u8]) -> Option<Duration> {
-    let (unit, digits) = text.split_last()?;
+    let (unit, digits) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {
         return None;
     }

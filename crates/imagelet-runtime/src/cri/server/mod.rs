@@ -226,9 +226,9 @@ impl ImageServer {
         };
         match found {
             Ok(Some((info, image))) => Ok(v1::ImageStatusResponse { image: Some(convert::image_to_wire(image)), info }),
-            Ok(None) => Ok(v1::ImageStatusResponse::default()),
-            Err(error) if error.kind() == RuntimeErrorKind::NotFound => Ok(v1::ImageStatusResponse::default()),
-            Err(error) => Err(status("ImageStatus", &spec.image, &error)),
+            Err(error) if error.kind() != RuntimeErrorKind::NotFound => Err(status("ImageStatus", &spec.image, &error)),
+            // CRI specifies an empty answer for an absent image.
+            _ => Ok(v1::ImageStatusResponse::default()),
         }
     }
 
