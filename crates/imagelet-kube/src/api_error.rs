@@ -14,7 +14,6 @@ pub(crate) type Cause = Box<dyn StdError + Send + Sync>;
 
 /// The printed text includes all causes.
 #[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
 pub enum ApiError {
     #[error("could not {what}: {}", chain(&**.source))]
     Credentials { what: String, source: Cause },

@@ -116,11 +116,6 @@ pub(crate) fn observed(client: Client, observe: impl Fn(Answer) + Clone + Send +
     Client::new(service, "default")
 }
 
-#[cfg(test)]
-pub(crate) fn server(client: Client) -> Client {
-    lazy(move || std::future::ready(Ok(client.clone())).boxed())
-}
-
 fn is_watch(request: &Request<Body>) -> bool {
     request.uri().query().is_some_and(|query| query.contains("watch=true"))
 }

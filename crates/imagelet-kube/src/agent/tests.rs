@@ -26,9 +26,8 @@ use tokio::task::JoinHandle;
 use super::*;
 use crate::{
     ApiAccess,
-    client::server,
     pods::PodObject,
-    testing::{ApiFault, FakeApi, FakeApiOptions},
+    testing::{ApiFault, FakeApi, FakeApiOptions, server},
     watch::WatchReport,
 };
 

@@ -31,18 +31,12 @@ impl ObjectName {
 pub(super) type ReadResult<T> = Result<Arc<T>, Arc<str>>;
 type LastRead<T> = Option<(Instant, ReadResult<T>)>;
 
-pub(super) struct ObjectCache<T>(std::sync::Mutex<HashMap<ObjectName, Slot<T>>>);
+pub(super) struct ObjectCache<T>(pub(super) std::sync::Mutex<HashMap<ObjectName, Slot<T>>>);
 
-struct Slot<T> {
+pub(super) struct Slot<T> {
     used_at: Instant,
     /// Locked during a read, so that other readers wait for the result.
     cell: Arc<Mutex<LastRead<T>>>,
-}
-
-impl<T> Default for ObjectCache<T> {
-    fn default() -> Self {
-        Self(std::sync::Mutex::default())
-    }
 }
 
 impl<T> ObjectCache<T> {
@@ -91,7 +85,7 @@ mod tests {
     impl Counted {
         fn failing(failing: &[usize]) -> Self {
             let (reads, failing) = (AtomicUsize::new(0), failing.to_vec());
-            Self { cache: ObjectCache::default(), reads, failing }
+            Self { cache: ObjectCache(std::sync::Mutex::default()), reads, failing }
         }
 
         async fn get(&self, object: &str) -> Result<usize, String> {

@@ -1,6 +1,6 @@
 //! The pull secrets of a pod, which the pod or else its service account names, and the pull secret of a set.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use imagelet_core::{credentials::PullSecret, image::ByteSize};
 use k8s_openapi::api::core::v1::ServiceAccount;
@@ -28,7 +28,7 @@ pub(crate) struct PullSecrets {
 
 impl PullSecrets {
     pub(crate) fn new(client: Client) -> Self {
-        Self { client, secrets: ObjectCache::default(), accounts: ObjectCache::default() }
+        Self { client, secrets: ObjectCache(Mutex::default()), accounts: ObjectCache(Mutex::default()) }
     }
 
     /// The readable pull secrets of a pod, in the pod's order. As in a kubelet, the rest is skipped with a warning.

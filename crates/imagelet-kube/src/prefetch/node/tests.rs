@@ -8,12 +8,11 @@ use tokio::task::JoinHandle;
 
 use super::*;
 use crate::{
-    client::server,
     prefetch::{
         objects::testing::set,
         testing::{FakeNode, GROUP, NODES, REPORTS, SETS},
     },
-    testing::{ApiFault, FakeApi, FakeApiOptions},
+    testing::{ApiFault, FakeApi, FakeApiOptions, server},
 };
 
 struct TestAgent {
