@@ -65,7 +65,6 @@ pub(crate) async fn send_node_events(client: &Client, node: &str, events: &LogEv
     loop {
         let recorded = match received.recv().await {
             Ok(recorded) => recorded,
-            // The receiver was too slow and lost the oldest events. It still receives the next events.
             Err(RecvError::Lagged(_)) => continue,
             Err(RecvError::Closed) => return,
         };

@@ -152,8 +152,7 @@ impl DueEvent {
 }
 
 impl ArtifactWarnings {
-    /// Returns the next warning. Each pod of a pull that ended as a forwarded artifact gets one warning. Its text has
-    /// the code of the reason, and no text of a registry.
+    /// Each pod of a pull that ended as a forwarded artifact gets one warning, without a text of a registry.
     fn next(&mut self, pulls: &[PullStatus]) -> Option<DueEvent> {
         self.warned.retain(|number| pulls.iter().any(|pull| pull.number == *number));
         for pull in pulls.iter().filter(|pull| pull.progress.times.end.is_some()) {
@@ -181,8 +180,7 @@ fn is_reported(PullClient { pod, caller, .. }: &PullClient) -> bool {
 }
 
 impl PodPull<'_> {
-    /// Whether the pod's event has a line about the pull. An ended pull only has a line if an earlier event had one and
-    /// no kubelet reports the end.
+    /// An ended pull only has a line if an earlier event of the pod had one and no kubelet reports the end.
     fn is_shown(&self, before: Option<&SentEvent>, now: Instant) -> bool {
         match &self.pull.progress.times.end {
             None => now.saturating_duration_since(self.since) >= FIRST_AFTER,

@@ -40,11 +40,9 @@ pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
     Some(cause)
 }
 
-/// A message that is sent.
 pub(crate) trait Query: Message + 'static {}
 impl<M: Message + 'static> Query for M {}
 
-/// A message that is received.
 pub(crate) trait Reply: Message + Default + 'static {}
 impl<M: Message + Default + 'static> Reply for M {}
 

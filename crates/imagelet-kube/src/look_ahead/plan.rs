@@ -38,8 +38,7 @@ pub(super) struct FetchPlan {
     pub(super) forget: Vec<FetchKey>,
 }
 
-/// Plans the fetches for the pods of a node. At most `running_max` fetches run concurrently. The first image of every
-/// pod is fetched before the second image of any pod.
+/// At most `running_max` fetches run. The first image of every pod is fetched before the second image of any pod.
 pub(super) fn plan(
     pods: &[Arc<BoundPod>],
     fetches: &HashMap<FetchKey, FetchState>,

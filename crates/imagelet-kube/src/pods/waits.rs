@@ -5,8 +5,7 @@ use k8s_openapi::api::core::v1::ContainerState;
 
 use super::object::ContainerSpec;
 
-/// Whether the container does not exist yet or will be created again. `of_pod` is the pod's restart policy. A container
-/// in back-off (for its image or after a crash) waits, too.
+/// Whether the container will be created. A container in back-off waits, too. `of_pod` is the pod's restart policy.
 pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&ContainerState>, of_pod: &str) -> bool {
     match state {
         Some(ContainerState { running: Some(_), .. }) => false,

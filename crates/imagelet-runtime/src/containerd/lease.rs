@@ -5,7 +5,6 @@ use std::sync::Arc;
 use imagelet_core::retry_wait::random;
 use tonic::metadata::{Ascii, MetadataValue};
 
-/// The id of a lease that imagelet created: a prefix and a random UUID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LeaseId(Arc<str>);
 

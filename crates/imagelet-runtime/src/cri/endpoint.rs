@@ -27,7 +27,6 @@ pub struct Endpoint {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
 pub enum EndpointError {
     #[error("endpoint is required")]
     Missing,

@@ -22,7 +22,6 @@ const NAME_BYTES_MAX: usize = 1024;
 const FOLDERS_MAX: usize = 64;
 /// The status condition in which containerd reports deprecated settings by their ids.
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
-/// Parts of the ids of deprecated registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

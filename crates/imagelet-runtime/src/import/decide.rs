@@ -107,10 +107,7 @@ impl Survey {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum AfterFailure {
-    /// Forwards the pull. If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
-    Forward {
-        remember: bool,
-    },
+    Forward { remember: bool },
     Fail,
 }
 

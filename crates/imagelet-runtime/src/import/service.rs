@@ -257,6 +257,7 @@ impl ImportingImages {
         }
     }
 
+    /// If `remember` is set and the pull succeeds, the registry's further pulls are forwarded, too.
     async fn forward(&self, pull: &Pull<'_>, reason: ForwardReason, remember: bool) -> Result<ImageId, RuntimeError> {
         let mut route = PullRoute::Forwarded(reason.clone());
         (pull.progress)(PullEvent::Route(route.clone()));

@@ -69,8 +69,7 @@ impl ClusterView {
                 let report = of_sets.get(&(set.uid.as_str(), name.as_str())).copied();
                 is_full |=
                     report.is_none() && reports.get(name).is_some_and(|node| node.sets.len() >= REPORTED_SETS_MAX);
-                // Only a node knows its pods and reports the sets that match them. A node without a report is not
-                // selected.
+                // Only a node knows its pods. It reports the sets that match them.
                 if set.spec.pod_selector.is_some() && report.is_none() {
                     continue;
                 }

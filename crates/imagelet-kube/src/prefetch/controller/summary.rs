@@ -20,10 +20,7 @@ const SELECTION_LASTS: Duration = Duration::from_secs(30);
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
-    /// There is nothing to do before `until`. With `None`, only a change of objects causes the next decision.
-    Idle {
-        until: Option<SystemTime>,
-    },
+    Idle { until: Option<SystemTime> },
     Write(Box<SetStatus>),
     Delete,
 }

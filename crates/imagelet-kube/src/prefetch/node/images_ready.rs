@@ -18,8 +18,7 @@ impl ImagesReady {
     pub(super) const PRESENT: &str = "ImagesPresent";
     pub(super) const MISSING: &str = "ImagesMissing";
 
-    /// `gated` are the reports of the gated sets that select the node. `beyond` are gated sets that no node fetches,
-    /// because of a limit. Returns `None` if no gated set selects the node.
+    /// `gated` are the reports of gated sets. `beyond` are the gated sets that no node fetches because of a limit.
     pub(super) fn of(gated: &[SetReport], beyond: &[ImageSet]) -> Option<Self> {
         let mut images: Vec<(&SetReport, &ImageReport)> =
             gated.iter().flat_map(|set| set.images.iter().map(move |image| (set, image))).collect();

@@ -260,8 +260,7 @@ impl PrefetchAgent {
         work.states.insert(key, state);
     }
 
-    /// Makes a plan and executes its first actions: pins, a cancellation, the next pull. Also returns whether a pass
-    /// has listed the images of the node.
+    /// Executes the first actions of a plan. Also returns whether a pass has listed the images of the node.
     async fn step(&self, work: &mut AgentWork, SelectedSets { sets, gated_beyond }: &SelectedSets) -> (Plan, bool) {
         loop {
             if let Some(RunningPull { key, bytes, .. }) = &work.running {

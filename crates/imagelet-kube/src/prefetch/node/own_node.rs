@@ -45,8 +45,7 @@ impl OwnNode {
         })
     }
 
-    /// The strategic merge patch that sets or removes only this condition. With the uid, the API server rejects the
-    /// patch of a recreated Node.
+    /// Changes only this condition. With the uid, the API server rejects the patch of a recreated Node.
     pub(super) fn patch(&self, wanted: Option<&ImagesReady>, now: Timestamp) -> Value {
         let written = |ImagesReady { is_ready, message }: &ImagesReady| {
             let (status, reason) =

@@ -32,17 +32,9 @@ pub(super) struct TaskKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
     Running(Option<(u64, u64)>),
-    Done {
-        at: SystemTime,
-    },
-    Failed {
-        failure: FetchFailure,
-        retry_at: Instant,
-    },
-    /// A slow pull was interrupted for other sets. It continues in its next turn.
-    GaveWay {
-        at: Instant,
-    },
+    Done { at: SystemTime },
+    Failed { failure: FetchFailure, retry_at: Instant },
+    GaveWay { at: Instant },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -162,8 +154,7 @@ pub(super) fn key_of(set: &ImageSet, image: &SetImage) -> TaskKey {
     TaskKey { uid: set.uid.clone(), generation, image: image.clone() }
 }
 
-/// The states of a starting agent from the last report of its node. A fetched image is not fetched again, even if a
-/// collection has removed the image since.
+/// The states of a starting agent. A fetched image is not fetched again, even if a collection has removed it.
 pub(super) fn restored(sets: &[ImageSet], reports: &[SetReport]) -> BTreeMap<TaskKey, TaskState> {
     let mut states = BTreeMap::new();
     for set in sets {
