@@ -17,7 +17,6 @@ use crate::{
     trusted_files,
 };
 
-/// The name of Docker Hub in `auths` and for credential helpers.
 const DOCKER_HUB_SERVER: &str = "https://index.docker.io/v1/";
 /// The maximum length of a document. A Kubernetes secret cannot be longer.
 pub(super) const DOCKER_CONFIG_LENGTH_MAX: usize = 1024 * 1024;
@@ -48,9 +47,7 @@ impl PullSecretKind {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct DockerConfig {
-    /// Key of the document → login. The keys are unchanged: hosts, URLs and globs.
     pub(crate) entries: BTreeMap<String, DockerEntry>,
-    /// The credential helpers of the document. The kubelet ignores them.
     pub(crate) helpers: HelperNames,
 }
 
@@ -63,7 +60,6 @@ pub(crate) struct HelperNames {
 }
 
 impl HelperNames {
-    /// The helper for a repository, and the server name that the helper gets, as in `docker`.
     pub(super) fn helper_for(&self, repository: &str) -> Option<(&str, String)> {
         self.helper_of(registry_key(repository))
     }
@@ -80,7 +76,6 @@ impl HelperNames {
     }
 }
 
-/// The name of a registry in `auths` and for helpers.
 pub(super) fn server_of(registry: &str) -> &str {
     if registry == DOCKER_HUB { DOCKER_HUB_SERVER } else { registry }
 }
@@ -139,7 +134,6 @@ impl DockerConfig {
         Ok(())
     }
 
-    /// Reads the logins of a document. `field` is its name in Go's type errors, if any.
     fn read_entries(&mut self, value: Value, field: Option<&str>) -> Result<(), PlainError> {
         for (key, value) in members(value, field, DOCKER_CONFIG)? {
             self.entries.insert(key, entry(value, field)?);
@@ -159,7 +153,6 @@ const DOCKER_CONFIG: &str = "credentialprovider.DockerConfig";
 const DOCKER_CONFIG_JSON: &str = "credentialprovider.DockerConfigJSON";
 const ENTRY: &str = "credentialprovider.dockerConfigEntryWithAuth";
 
-/// The registry, the user name and the password of a login, unchanged.
 #[cfg(feature = "fuzzing")]
 pub type PlainLogin = (String, String, String);
 
@@ -190,7 +183,6 @@ fn wrong(found: &Value, field: Option<&str>, wanted: &str) -> PlainError {
     PlainError(format!("json: cannot unmarshal {found} into {into} of type {wanted}"))
 }
 
-/// The members of an object. `null` has no members.
 fn members(value: Value, field: Option<&str>, wanted: &str) -> Result<Map<String, Value>, PlainError> {
     match value {
         Value::Null => Ok(Map::new()),

@@ -44,7 +44,6 @@ pub struct DockerLogins {
 pub enum LoginPlace {
     /// The configuration file, in which the password is not encrypted.
     File(PathBuf),
-    /// The credential helper with this program name.
     Helper(String),
 }
 
@@ -145,7 +144,6 @@ impl DockerLogins {
         refused.map_or_else(|| Ok(Some((name.to_owned(), server))), |refused| Err(failed(refused)))
     }
 
-    /// Replaces the file if `edit` returns true. `edit` changes only `auths`. Returns whether the file was replaced.
     async fn change(
         &self,
         edit: impl FnOnce(&mut Map<String, Value>) -> bool + Send + 'static,
@@ -222,7 +220,6 @@ fn malformed() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "it is not a JSON object with an object `auths`")
 }
 
-/// Writes the document. The new file gets the owner of the old file.
 fn write(file: &mut File, document: &[u8], owner: Option<&fs::Metadata>) -> io::Result<()> {
     if let Some(owner) = owner.filter(|owner| owner.uid() != file.metadata().map_or(owner.uid(), |own| own.uid())) {
         fchown(&*file, Some(Uid::from_raw(owner.uid())), Some(Gid::from_raw(owner.gid())))?;

@@ -42,7 +42,6 @@ pub(crate) enum KeySpelling {
 }
 
 impl KeySpelling {
-    /// The host, if the key may match by its host alone.
     fn host(self, key: &str) -> Option<String> {
         let (is_url, rest) = key.split_once("://").map_or((false, key), |(_, rest)| (true, rest));
         let counts = self == Self::Docker || (self == Self::Containers && is_url);
@@ -124,7 +123,6 @@ impl Keyring {
         self.add_spelled(KeySpelling::Kubelet, source, document);
     }
 
-    /// Appends the entries of a document like [`Self::add`], with the forms of keys of another program.
     pub(crate) fn add_spelled(&mut self, spelling: KeySpelling, source: &CredentialSource, document: DockerConfig) {
         for (entry_key, entry) in document.entries {
             let key = match GoUrl::parse(&with_scheme(&entry_key)) {
@@ -153,7 +151,6 @@ impl Keyring {
     }
 
     #[cfg(test)]
-    /// Adds a credential for all repositories that a key matches: `reg.io`, `*.reg.io/team`.
     pub(crate) fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
         self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
     }
@@ -185,7 +182,6 @@ impl Keyring {
         found
     }
 
-    /// The keys, in the order in which they are tried.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.index.keys().map(|Reverse(key)| key.as_str())
     }
@@ -208,7 +204,6 @@ impl TrackedCredential {
 }
 
 impl ObjectIdentity {
-    /// The key by which a pull record sorts its objects.
     pub(crate) fn sorted_by(&self) -> (&str, &str, &str) {
         (&self.namespace, &self.name, &self.uid)
     }

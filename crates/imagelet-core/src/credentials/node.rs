@@ -22,7 +22,6 @@ const CACHED_FOR: Duration = Duration::from_mins(5);
 pub struct NodeKeyring {
     /// Locked while the files are read, so that parallel lookups share one read.
     state: Mutex<NodeKeyringState>,
-    /// `None`: credential helpers do not run.
     helpers: Option<CredentialHelpers>,
 }
 
@@ -49,13 +48,10 @@ struct NodeCredentials {
 pub enum LoginFile {
     /// The `auth.json` of podman, skopeo and buildah.
     Containers(PathBuf),
-    /// Docker's `config.json`.
     Docker(PathBuf),
-    /// The older `.dockercfg`.
     DockerCfg(PathBuf),
     /// Docker's `config.json`, whose keys match as in the kubelet.
     Kubelet(PathBuf),
-    /// The older `.dockercfg`, whose keys match as in the kubelet.
     KubeletCfg(PathBuf),
 }
 

@@ -2,7 +2,6 @@
 
 use super::{Credential, CredentialSource, TrackedCredential};
 
-/// The credentials of one pull. Each host gets only its own credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PullCredentials {
     /// The credentials for the registry, in the order in which they are tried. Empty: the requests are anonymous.
@@ -12,14 +11,11 @@ pub(crate) struct PullCredentials {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostCredentials {
-    /// The host, as in [`crate::ports::RegistryHost::host`].
     pub(crate) host: String,
-    /// At least one credential, in the order in which they are tried.
     pub(crate) credentials: Vec<TrackedCredential>,
 }
 
 impl PullCredentials {
-    /// The number of attempts after which every credential has been tried.
     pub(crate) fn attempts(&self) -> usize {
         let of_hosts = self.hosts.iter().map(|host| host.credentials.len());
         of_hosts.chain([self.registry.len(), 1]).max().unwrap_or(1)

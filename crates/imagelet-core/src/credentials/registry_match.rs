@@ -20,7 +20,6 @@ pub(super) fn is_read_as_docker_hub(repository: &str) -> bool {
     is_default_registry(repository) && !repository.starts_with("docker.io/")
 }
 
-/// The registry of a repository: the text before the first slash.
 pub(super) fn registry_key(repository: &str) -> &str {
     repository.split_once('/').map_or(repository, |(registry, _)| registry)
 }

@@ -43,7 +43,6 @@ pub struct IssuedToken {
     pub expires: SystemTime,
 }
 
-/// The service account API of the cluster.
 #[async_trait]
 pub trait TokenSource: fmt::Debug + Send + Sync {
     async fn service_account(&self, namespace: &str, name: &str) -> Result<ServiceAccount, PlainError>;

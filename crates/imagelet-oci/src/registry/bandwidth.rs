@@ -56,7 +56,6 @@ impl Bandwidth {
         locked(&self.bucket).ticket(bytes, Instant::now())
     }
 
-    /// Waits until a ticket is due.
     pub(super) async fn due(&self, ticket: ByteTicket) {
         let Some(ticket) = ticket else { return };
         let mut changed = self.changed.subscribe();
@@ -90,7 +89,6 @@ impl Eq for Bandwidth {}
 #[derive(Debug)]
 struct Bucket {
     rate: Option<NonZeroU64>,
-    /// The number of bytes that have a ticket.
     issued: u64,
     /// The number of bytes that the limit allowed up to the time `at`.
     due: f64,

@@ -9,7 +9,6 @@ use imagelet_core::{
 };
 use regex_lite::Regex;
 
-/// Maximum number of bytes of a registry's error text in a message.
 const BODY_SHOWN_MAX: usize = 1024;
 pub(crate) const ERROR_BYTES_MAX: usize = 8 << 10;
 /// The longest wait that a registry may request. A request fails if the registry requests a longer wait.
@@ -29,9 +28,7 @@ pub(crate) enum Retry {
     Again {
         times: u32,
     },
-    /// The request is repeated after a backoff.
     Soon,
-    /// The request is repeated after the wait that the registry requests.
     After(Duration),
 }
 
@@ -44,7 +41,6 @@ impl Failure {
         Self { error: self.error.with_fault(fault), retry: self.retry }
     }
 
-    /// Records that a party other than the registry failed.
     pub(crate) fn of(self, party: Party) -> Self {
         let fault = Fault { party, ..self.error.fault() };
         Self { error: self.error.with_fault(fault), retry: self.retry }
@@ -65,7 +61,6 @@ pub(crate) fn denied(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Denied, message)
 }
 
-/// The error of a registry or host that fails for a reason that may be temporary.
 pub(crate) fn unavailable(class: ErrorClass, stage: Stage, message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::RegistryUnavailable, message).with_fault(Fault::new(class, stage))
 }

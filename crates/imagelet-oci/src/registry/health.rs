@@ -32,11 +32,9 @@ const FILE_BYTES_MAX: u64 = 256 << 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bad {
-    /// There is no connection to the host.
     Host,
     /// The host gives no answer or a server error for the repository. Other repositories may work.
     Repository,
-    /// The target of the host's redirect does not work.
     Redirect,
 }
 
@@ -65,7 +63,6 @@ pub(crate) struct HostsHealth {
     table: Mutex<Table>,
     /// The running probes. They are cancelled when this value is dropped.
     probes: Mutex<JoinSet<()>>,
-    /// The file that saves the health. Without it, nothing is saved.
     file: Option<PathBuf>,
 }
 

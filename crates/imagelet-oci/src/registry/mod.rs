@@ -192,7 +192,6 @@ impl Registry {
         Self::new(RegistryConfig { health_file: None, timeouts, ..config })
     }
 
-    /// Stores large documents in the staging folders of a store from now on.
     pub(crate) fn keep_documents_in(&self, store: &Arc<Store>) {
         let _ = self.shared.documents.set(Arc::clone(store));
     }

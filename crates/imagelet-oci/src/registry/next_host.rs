@@ -46,7 +46,6 @@ struct Candidate {
     failures: u32,
     again: u32,
     due: Option<Instant>,
-    /// Whether the host requested the wait.
     is_requested: bool,
     is_redirected: bool,
     is_out: bool,
@@ -62,7 +61,6 @@ pub(crate) struct Standing {
     pub(crate) is_asked: bool,
 }
 
-/// A host (an index in the session's list) and its failure.
 pub(crate) type HostError = (usize, RuntimeError);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,12 +147,10 @@ impl Attempts {
         }
     }
 
-    /// The number of attempts so far, and the time since the first attempt.
     pub(crate) fn spent(&self, now: Instant) -> (u32, Duration) {
         (self.count, self.first.map(|first| now.saturating_duration_since(first)).unwrap_or_default())
     }
 
-    /// Removes hosts, as if the configuration did not name them.
     pub(crate) fn remove(&mut self, is_removed: impl Fn(usize) -> bool) {
         self.hosts.retain(|candidate| !is_removed(candidate.host));
     }

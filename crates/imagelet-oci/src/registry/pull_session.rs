@@ -139,7 +139,6 @@ impl PullSession {
         Arc::get_mut(&mut self.0).expect("a new session has no clone")
     }
 
-    /// A session that only checks a credential, at the registry itself.
     pub(super) fn of_login(shared: Arc<Shared>, reference: Reference, own: Host, credential: &Credential) -> Self {
         // Without a server address, the credential applies to the registry at any address.
         let credential = Credential { server_address: String::new(), ..credential.clone() };
@@ -164,7 +163,6 @@ impl PullSession {
         &self.reference
     }
 
-    /// The usual rate of the pull's connections, in bytes per second.
     pub(crate) fn usual_rate(&self) -> Option<u64> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a rate of bytes, not below zero")]
         self.rates.usual().map(|rate| rate as u64)
@@ -213,7 +211,6 @@ impl PullSession {
         hosts
     }
 
-    /// All secrets in use, for removal from messages.
     pub(super) fn secrets(&self) -> Vec<Secret> {
         let mut secrets = self.shared.transport.clients.proxies.secrets();
         for host in &self.hosts {
@@ -309,7 +306,6 @@ impl SessionHost {
         Some(format!("repository:{}:pull", self.host.repository_of(&self.reference)))
     }
 
-    /// The error if the registry rejects the credential, or requires one.
     pub(crate) fn denied(&self, detail: Option<String>) -> RuntimeError {
         let (origin, reference) = (&self.host.origin, &self.reference);
         let detail = detail.map(|detail| format!(": {detail}")).unwrap_or_default();

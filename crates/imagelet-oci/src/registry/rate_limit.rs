@@ -32,7 +32,6 @@ impl RateLimits {
         Account(credential.map_or(0, |credential| self.salt.hash_one(&credential.kind)))
     }
 
-    /// Delays all requests of the account to the registry until `end`.
     pub(crate) fn hold(&self, origin: &Origin, account: Account, end: Instant) {
         let now = Instant::now();
         let mut ends = locked(&self.ends);
@@ -74,7 +73,6 @@ pub(crate) fn requested_wait(status: StatusCode, headers: &HeaderMap, now: Syste
         .or_else(window)
 }
 
-/// Reads a `Retry-After` header: seconds or a date. `None` for other values.
 fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     seconds(text).or_else(|| Some(httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()))

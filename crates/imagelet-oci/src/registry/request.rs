@@ -51,7 +51,6 @@ pub(crate) struct Query {
 }
 
 impl Query {
-    /// A `GET` of content by its digest.
     pub(crate) fn new(path: impl Into<String>, urgency: Arc<Urgency>) -> Self {
         Self { path: path.into(), is_head: false, range: None, is_tag: false, subject: String::new(), urgency }
     }
@@ -113,7 +112,6 @@ impl PullSession {
         }
     }
 
-    /// Records that a host has sent all content of a request that began at `began`.
     pub(crate) fn record_success(&self, index: usize, began: Instant) {
         self.retry_budget.served(false);
         self.shared.health.succeeded(&self.hosts[index].host.origin, self.reference.repository(), began);

@@ -63,7 +63,6 @@ impl Resolved {
         }
     }
 
-    /// How many bytes of the image's documents are in memory.
     pub(crate) fn in_memory(&self) -> usize {
         self.root.bytes.in_memory() + self.chosen.bytes.in_memory()
     }
@@ -83,7 +82,6 @@ pub struct ImageDocument {
 }
 
 impl Registry {
-    /// Reads the hosts for an image, and starts a session with them.
     pub(crate) async fn session(
         &self,
         reference: &Reference,
@@ -274,7 +272,6 @@ impl DocumentSource for PullSession {
 const PAGE_HINT: &str =
     "check the address: a page, such as that of a login or of a proxy, answers in place of the registry";
 
-/// Whether an answer is markup, such as a login page, instead of a JSON document.
 fn is_page(bytes: &[u8]) -> bool {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     bytes.trim_ascii_start().first() == Some(&b'<')
@@ -289,7 +286,6 @@ fn manifest_query(reference: &Reference, is_head: bool) -> Query {
     Query { path, is_head, range: None, is_tag, subject, urgency: Urgency::is_next() }
 }
 
-/// Verifies a manifest against the wanted digest and size, and the registry's `Docker-Content-Digest`.
 fn verified(
     (reference, entry): (&Reference, Option<&Descriptor>),
     bytes: &[u8],

@@ -23,7 +23,6 @@ const ENTRIES_MAX: usize = 10_000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PluginAccount {
     pub(super) identity: ObjectIdentity,
-    /// The annotations that the provider requests.
     pub(super) annotations: BTreeMap<String, String>,
     pub(super) token: Secret,
     /// Whether a cached response is valid only for this token.
@@ -33,7 +32,6 @@ pub(super) struct PluginAccount {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct CacheKey(Vec<u8>);
 
-/// A part of a cache key is longer than the length field of the key permits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a part of the cache key has {0} bytes, more than 65535")]
 pub(super) struct KeyError(usize);

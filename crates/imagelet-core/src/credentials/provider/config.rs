@@ -25,7 +25,6 @@ const EXTENSIONS: [&str; 3] = ["json", "yaml", "yml"];
 const FILE_LENGTH_MAX: u64 = 1 << 20;
 const FILES_MAX: usize = 1000;
 
-/// The providers of all files, unchanged. Only the types of the fields are checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ProviderConfig {
     pub(super) providers: Vec<ProviderEntry>,
@@ -79,7 +78,6 @@ pub(super) struct Variable {
 pub(super) struct TokenAttributes {
     #[serde(rename = "serviceAccountTokenAudience")]
     pub(super) audience: String,
-    /// What a cached response is valid for: `ServiceAccount` or `Token`.
     pub(super) cache_type: String,
     pub(super) require_service_account: Option<bool>,
     #[serde(rename = "requiredServiceAccountAnnotationKeys", deserialize_with = "nullable")]
@@ -145,7 +143,6 @@ fn files_of(folder: &Path) -> Result<Vec<PathBuf>, String> {
 /// Decodes one file. The environment variables in it may be secrets, so no error contains a value.
 fn decode(content: &[u8]) -> Result<Vec<ProviderEntry>, String> {
     let text = String::from_utf8_lossy(content);
-    // Text that begins like a JSON object is read as JSON, other text as YAML.
     let yaml = if text.trim_start().starts_with('{') {
         serde_json::from_str::<IgnoredAny>(&text)
             .map_err(|error| format!("couldn't get version/kind; json parse error: {}", json_error(&error, &text)))?;

@@ -25,9 +25,7 @@ use super::{
     plugin_protocol::Response,
 };
 
-/// The maximum length of a response. A longer response is rejected.
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
-/// The maximum length of the stored error output. Further bytes are read and dropped.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
 const CHUNK_LENGTH: usize = 8 << 10;
 /// The wait for the rest of the plugin's output after its exit, if another process keeps the output open.
@@ -67,7 +65,6 @@ pub(super) enum RunError {
     TimedOut,
     #[error("standard output is longer than {}", ByteSize(STDOUT_LENGTH_MAX as u64))]
     TooLong,
-    /// A pipe or the watch of the process failed.
     #[error("could not follow the plugin: {}", go_text(.0))]
     System(io::Error),
 }

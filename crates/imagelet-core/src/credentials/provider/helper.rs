@@ -40,7 +40,6 @@ pub(crate) enum HelperError {
 }
 
 impl CredentialHelpers {
-    /// A helper runs with only these variables and for at most `limit`.
     pub(crate) fn new(environment: Variables, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
@@ -104,7 +103,6 @@ fn is_name(name: &str) -> bool {
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
 }
 
-/// The first program with this name in an absolute folder of `PATH`. Fails if other users can change the program.
 fn find(program: &str, folders: &OsStr) -> Result<PathBuf, HelperError> {
     for folder in std::env::split_paths(folders).filter(|folder| folder.is_absolute()) {
         if let Ok(path) = executable(&folder, program) {

@@ -92,7 +92,6 @@ pub struct ProviderOptions {
     pub config: PathBuf,
     pub binaries: PathBuf,
     pub limit: Duration,
-    /// The variables of each plugin, in addition to those of its configuration.
     pub environment: Variables,
 }
 
@@ -112,7 +111,6 @@ struct ProviderSet {
 }
 
 impl Providers {
-    /// Creates a set without providers.
     pub fn new(tokens: Arc<dyn TokenSource>, metrics: Arc<Metrics>) -> Self {
         let permits = Arc::new(Semaphore::new(RUNS_MAX));
         for family in meters::FAMILIES {
@@ -201,7 +199,6 @@ impl CredentialProvider for Providers {
         if set.providers.is_empty() {
             return Provided::default();
         }
-        // The lookups run in parallel. The results have the order of the configuration.
         let answers = join_all(set.providers.iter().map(|provider| provider.ask(query))).await;
         self.collect(query, set.providers.iter().zip(answers))
     }

@@ -39,7 +39,6 @@ pub(super) struct Provider {
     pub(super) plugin: Plugin,
     pub(super) tokens: Arc<dyn TokenSource>,
     pub(super) metrics: Arc<Metrics>,
-    /// Limits the parallel runs of all providers.
     pub(super) permits: Arc<Semaphore>,
     pub(super) cache: Mutex<Cache>,
     pub(super) runs: Mutex<Runs>,
@@ -206,7 +205,6 @@ impl Provider {
                 let (provider, asked, account) = (Arc::clone(self), repository.to_owned(), account.cloned());
                 let run = async move { provider.run(&asked, account.as_deref()).await }.boxed().shared();
                 let weak = run.downgrade().expect("a future that was not polled is not done");
-                // Removes runs whose lookups were all dropped.
                 runs.by_key.retain(|_, (_, run)| run.upgrade().is_some());
                 runs.by_key.insert(key, (repository.to_owned(), weak));
                 (repository.to_owned(), run)
@@ -261,7 +259,6 @@ impl Provider {
 
     /// Caches a response. If this fails, the lookup still succeeds.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
-        // A negative duration is treated as zero.
         let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {
             Ok(key) => locked(&self.cache).keep(key, response.auth.clone(), good_for, Instant::now()),

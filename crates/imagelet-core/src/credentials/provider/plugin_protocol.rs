@@ -33,7 +33,6 @@ pub(super) enum CacheKeyType {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
-    /// The text that the plugin wrote. It is not validated yet.
     pub(super) cache_key_type: String,
     /// How long the response is cached. `None`: the default in the provider's configuration.
     pub(super) cache_duration: Option<GoDuration>,
@@ -56,7 +55,6 @@ pub(super) enum ResponseError {
 }
 
 impl Request<'_> {
-    /// Encodes the request as one line.
     pub(super) fn encode(&self) -> Zeroizing<String> {
         let annotations = self.annotations.filter(|annotations| !annotations.is_empty());
         let request = Self { annotations, ..*self };

@@ -17,7 +17,6 @@ const SHOWN_MAX: usize = 4096;
 const MARKERS: [&str; 9] =
     ["password", "passwd", "secret", "token", "authorization", "bearer", "basic", "api_key", "apikey"];
 
-/// Limit of texts in an unreadable response that are treated as secrets.
 const TEXTS_MAX: usize = 1000;
 
 pub(super) fn redact<'a>(complaint: &[u8], known: impl IntoIterator<Item = &'a str>) -> String {

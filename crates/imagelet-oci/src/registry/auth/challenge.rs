@@ -77,7 +77,6 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     }
     let (mut found, mut is_broken) = (Vec::new(), false);
     for text in values().map(|value| String::from_utf8_lossy(value.as_bytes())) {
-        // Each challenge of the header, and whether all its parameters are valid.
         let mut of_header: Vec<(Challenge, bool)> = Vec::new();
         let (mut is_quoted, mut is_escaped) = (false, false);
         let items = text.split(|letter| {
@@ -110,7 +109,6 @@ pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> 
     if found.len() > CHALLENGES_MAX || (is_broken && !has_known) { Err(MALFORMED.to_owned()) } else { Ok(found) }
 }
 
-/// Whether the headers have a challenge of a supported scheme.
 pub(crate) fn is_answerable(headers: &HeaderMap) -> bool {
     challenges(headers).is_ok_and(|found| found.iter().any(Challenge::is_known))
 }

@@ -44,7 +44,6 @@ const TWICE_MAX: u64 = 1 << 20;
 const AGAIN: Retry = Retry::Again { times: 2 };
 
 impl PullSession {
-    /// As [`Self::fetch_document_blob`], but returns the bytes in memory.
     pub(crate) async fn fetch_blob_bytes(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let document = self.fetch_document_blob(descriptor, limit).await?;
         self.parse(&document, Bytes::clone).await
@@ -95,12 +94,9 @@ pub(crate) struct BlobSource {
 #[derive(Debug, Default)]
 struct HostNotes {
     served: BTreeSet<usize>,
-    /// Hosts that sent at least one byte of the blob.
     counted: BTreeSet<usize>,
     lacking: BTreeSet<usize>,
-    /// How often a host sent wrong content.
     wrong: BTreeMap<usize, u32>,
-    /// How many fetches returned a wrong blob.
     fetches: usize,
     /// Hosts that do not support ranges. They are asked for the whole blob.
     whole_only: BTreeSet<usize>,
@@ -134,7 +130,6 @@ impl BlobSource {
         stream
     }
 
-    /// A stream that reads a later span ahead.
     fn stream_ahead(&self, span: Range<u64>) -> BlobStream {
         let meter = Arc::<WindowMeter>::default();
         let metered = Arc::clone(&meter);
@@ -225,7 +220,6 @@ impl BlobSource {
         Ok(document)
     }
 
-    /// Requests a span from one host. Returns the sender and the offset where its body ends.
     async fn request(&self, host: usize, query: &Query, span: &Range<u64>) -> Result<(Sender, u64), Failure> {
         let (session, size, began) = (&self.session, self.size(), Instant::now());
         let is_whole_only = locked(&self.notes).whole_only.contains(&host);
@@ -264,18 +258,15 @@ impl BlobSource {
     }
 }
 
-/// The body of an answer, and its host (an index in the session's list).
 #[derive(Debug)]
 struct Sender {
     body: BodyReader,
     host: usize,
     place: String,
-    /// Whether the body comes from the target of the host's redirect.
     is_redirected: bool,
     began: Instant,
     /// Bytes to skip at the start of the body, if the request was for the whole blob.
     skip: u64,
-    /// Whether at least one byte has arrived.
     is_counted: bool,
 }
 
@@ -290,13 +281,11 @@ pub(crate) struct BlobStream {
     unbroken: u64,
     attempts: Option<Attempts>,
     meter: Arc<WindowMeter>,
-    /// The bandwidth ticket of the last bytes. The next bytes are read when the ticket is due.
     ticket: ByteTicket,
     urgency: Arc<Urgency>,
 }
 
 impl BlobStream {
-    /// Waits for the response head. Fails if all hosts fail.
     pub(crate) async fn ready(&mut self) -> Result<(), RuntimeError> {
         // Even an empty blob is requested from a registry, because the registry may not have it.
         let is_here = self.source.size() > 0 || self.source.session.archive().is_some();
@@ -374,7 +363,6 @@ impl BlobStream {
         Ok(Some(chunk))
     }
 
-    /// Records a body that ended early. `problem` is `None` if the body ended without an error.
     fn broken(&mut self, sender: &Sender, problem: Option<ReadError>) {
         self.unbroken = 0;
         let Descriptor { digest, size, .. } = &self.source.descriptor;
@@ -418,7 +406,6 @@ impl BlobStream {
         Ok(())
     }
 
-    /// Opens the stream at one host with a single attempt. Returns whether the attempt succeeded.
     async fn open_at(&mut self, host: usize) -> bool {
         let source = self.source.clone();
         let (query, began) = (source.query(&self.urgency), Instant::now());

@@ -26,17 +26,14 @@ const RIVALS_MAX: u32 = 16;
 pub(super) struct Lead<'a> {
     pub(super) source: &'a BlobSource,
     pub(super) meter: &'a WindowMeter,
-    /// The span that is not delivered yet.
     pub(super) rest: Range<u64>,
 }
 
 /// The race of the current connection and its rival, which is the second request. At most one rival runs.
 #[derive(Debug, Default)]
 pub(super) struct Race {
-    /// All bytes before this offset are delivered.
     delivered: Arc<AtomicU64>,
     begun: u32,
-    /// The offset where the rival started.
     from: u64,
     rival: Option<AbortOnDropHandle<Option<(Bytes, BlobStream)>>>,
 }

@@ -58,7 +58,6 @@ pub(crate) struct RangedStream {
     planned: u64,
     /// Whether the host answered the first request, which was for a part, with the whole blob.
     is_whole: bool,
-    /// The offset of the next byte.
     delivered: u64,
     race: Race,
 }
@@ -90,7 +89,6 @@ impl Meter {
     }
 }
 
-/// A span that a separate task reads ahead.
 #[derive(Debug)]
 struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
@@ -101,7 +99,6 @@ struct Part {
     _connection: Option<OwnedSemaphorePermit>,
 }
 
-/// Bytes, with their permit from the read-ahead limit of all blobs.
 type BufferedBytes = (Bytes, Option<OwnedSemaphorePermit>);
 
 impl BlobSource {
@@ -184,7 +181,6 @@ impl RangedStream {
         self.is_whole || !locked(&self.source.notes).whole_only.is_empty()
     }
 
-    /// Closes all connections. The next bytes are requested again.
     pub(crate) fn pause(&mut self) {
         if let Some(part) = self.turned.take() {
             self.head = self.source.stream(self.delivered..part.end);
@@ -203,7 +199,6 @@ impl RangedStream {
         self.planned = self.planned.max(self.head.end);
     }
 
-    /// Measures the rate, and opens another connection if that helps.
     fn adapt(&mut self) {
         let size = self.source.size();
         if self.planned >= size {
@@ -276,7 +271,6 @@ async fn next_of(
     Ok(None)
 }
 
-/// Reads a part into memory until its turn, then returns its stream.
 struct Reader {
     stream: BlobStream,
     room: Arc<Semaphore>,

@@ -32,7 +32,6 @@ pub(crate) struct TransferSample {
     pub(crate) at: Duration,
     pub(crate) received: u64,
     pub(crate) reader_wait: Duration,
-    /// How many parts of additional connections have begun to arrive, in total.
     pub(crate) answered: usize,
     pub(crate) has_room: bool,
 }
@@ -40,7 +39,6 @@ pub(crate) struct TransferSample {
 #[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) connections: usize,
-    /// The bytes per second of the last window.
     rate: u64,
     range: u64,
     mark: Option<TransferSample>,

@@ -9,17 +9,13 @@ use tokio::time::Instant;
 
 use crate::registry::locked;
 
-/// A window ends after this waiting time, or after [`WINDOW_BYTES`].
 const WINDOW: Duration = Duration::from_secs(1);
 const WINDOW_BYTES: u64 = 1 << 20;
 /// The minimum waiting time in a rate. Otherwise bytes that arrive without a wait have an infinite rate.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
 const RATES_MAX: usize = 16;
-/// With fewer rates there is no usual rate.
 const RATES_MIN: usize = 3;
-/// Below this share of the usual rate a connection is a straggler.
 const SLOW_SHARE: f64 = 0.125;
-/// A rival must save at least this time.
 const GAIN_MIN: Duration = Duration::from_secs(2);
 
 /// The bytes that one connection received, and the time that the connection waited for them.
@@ -43,7 +39,6 @@ pub(super) fn is_straggler(window: Window, left: u64, usual: Option<f64>) -> boo
     rate < usual * SLOW_SHARE && gain >= GAIN_MIN.as_secs_f64()
 }
 
-/// The rates of the last windows of one pull.
 #[derive(Debug, Default)]
 pub(crate) struct ConnectionRates(Mutex<VecDeque<f64>>);
 
@@ -56,7 +51,6 @@ impl ConnectionRates {
         rates.push_back(window.rate());
     }
 
-    /// The usual rate: the median. `None` if there are too few rates.
     pub(crate) fn usual(&self) -> Option<f64> {
         let rates = locked(&self.0);
         let mut sorted: Vec<f64> = rates.iter().copied().collect();
@@ -71,7 +65,6 @@ pub(super) struct WindowMeter(Mutex<Metered>);
 
 #[derive(Debug, Default)]
 struct Metered {
-    /// The host of the last attempt.
     host: usize,
     window: Window,
     /// The previous window, until it is checked.
@@ -80,7 +73,6 @@ struct Metered {
 }
 
 impl WindowMeter {
-    /// Records that an attempt at a host (an index in the session's list) starts.
     pub(super) fn attempts(&self, host: usize) {
         locked(&self.0).host = host;
     }
@@ -109,7 +101,6 @@ impl WindowMeter {
         locked(&self.0).last.take()
     }
 
-    /// The current window, including the current wait.
     pub(super) fn window(&self, now: Instant) -> Window {
         let metered = locked(&self.0);
         let waits = metered.waits_since.map(|since| now.saturating_duration_since(since)).unwrap_or_default();

@@ -21,13 +21,10 @@ use crate::registry::path_check::steps::record;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
-    /// The TLS settings of the host, or `None` for plain HTTP.
     pub(crate) tls: Option<Arc<ClientConfig>>,
     pub(crate) dial_timeout: Duration,
     pub(crate) tls_timeout: Duration,
-    /// The proxy, or `None` for direct connections.
     pub(crate) proxy: Option<Arc<Proxy>>,
-    /// The TLS settings of an `https://` proxy.
     pub(crate) proxy_tls: Option<Arc<ClientConfig>>,
     /// Limits connections to a host. The wait for a permit is short, because each request has a slot at the host.
     pub(crate) permits: Arc<HostPermits>,

@@ -16,7 +16,6 @@ use crate::registry::path_check::steps::record;
 const ATTEMPT_DELAY: Duration = Duration::from_millis(250);
 /// Maximum number of addresses of one name, so that all attempts start within the default deadline.
 const ADDRESSES_MAX: usize = 16;
-/// Maximum number of failed addresses in a message.
 const SHOWN_MAX: usize = 4;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 

@@ -20,7 +20,6 @@ use super::{
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
-/// Maximum number of certificate names in a message.
 const NAMES_MAX: usize = 8;
 
 pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send + Sync + 'static) -> RuntimeError {
@@ -64,7 +63,6 @@ pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send 
     }
 }
 
-/// Whether the answer was not HTTP, or ended within its head.
 pub(crate) fn is_no_http(error: &RuntimeError) -> bool {
     let error = causes(error).find_map(|error| error.downcast_ref::<hyper::Error>());
     error.is_some_and(|error| error.is_parse() || error.is_incomplete_message())
@@ -75,7 +73,6 @@ pub(crate) fn is_unexplained(error: &(dyn StdError + 'static)) -> bool {
     causes(error).any(<dyn StdError>::is::<Rejected>)
 }
 
-/// The error if a proxy that forwards plain HTTP requires a credential, or rejects the configured credential.
 pub(crate) fn proxy_denied(host: &str, proxy: &Proxy) -> RuntimeError {
     let status = StatusCode::PROXY_AUTHENTICATION_REQUIRED;
     let message = format!("could not reach registry `{host}`: proxy `{proxy}` answers {status}");
@@ -129,7 +126,6 @@ fn io_class(error: &io::Error) -> Option<ErrorClass> {
     })
 }
 
-/// The TLS problem in words, and the hint for its correction. `None` if no correction is known.
 fn tls_problem(refusal: &rustls::Error, host: &str) -> Option<(String, String)> {
     use AlertDescription::{
         AccessDenied, BadCertificate, CertificateExpired, CertificateRequired, CertificateRevoked, CertificateUnknown,

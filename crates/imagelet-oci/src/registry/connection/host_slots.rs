@@ -52,7 +52,6 @@ pub(crate) struct HostSlots {
     ahead: HostPermits,
 }
 
-/// The right to one request at a host, until dropped.
 #[derive(Debug)]
 pub(crate) struct HostSlot {
     _slot: OwnedSemaphorePermit,

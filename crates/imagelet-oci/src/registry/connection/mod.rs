@@ -38,7 +38,6 @@ impl HttpError {
         Self(Box::new(error))
     }
 
-    /// The original error of the library, for classification.
     pub(crate) fn get_ref(&self) -> &(dyn Error + 'static) {
         &*self.0
     }

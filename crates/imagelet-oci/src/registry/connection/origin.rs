@@ -76,7 +76,6 @@ impl Origin {
         address(&self.host).is_some_and(|address| address.is_loopback())
     }
 
-    /// Whether the host is a literal address of this machine or of a private network.
     pub(crate) fn is_internal(&self) -> bool {
         address(&self.host).is_some_and(|address| {
             INTERNAL.iter().any(|network| network.parse::<IpNet>().expect("a network").contains(&address))

@@ -87,10 +87,8 @@ pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
 
 #[derive(Clone, Debug)]
 pub(crate) struct AwaitedHead {
-    /// Host and port of the server.
     pub(crate) place: String,
     pub(crate) stage: Stage,
-    /// Whether the server is the target of a redirect.
     pub(crate) is_redirected: bool,
     pub(crate) since: Instant,
 }
@@ -155,7 +153,6 @@ impl SharedClock {
         self.pass(|passed| passed.time = Duration::ZERO);
     }
 
-    /// Adds the time since the last call, then reads or changes the state.
     fn pass<T>(&self, then: impl FnOnce(&mut Passed) -> T) -> T {
         let (mut passed, now) = (locked(&self.0), Instant::now());
         if passed.running > 0 {

@@ -19,7 +19,6 @@ pub(crate) struct ConnectionSettings {
 pub(crate) struct TlsSettings {
     /// Certificate authorities in PEM, in addition to the system's authorities.
     pub(crate) authorities: Vec<Arc<[u8]>>,
-    /// Client certificates. A server receives the first certificate that it may accept.
     pub(crate) identities: Vec<Identity>,
     pub(crate) skip_verify: bool,
 }

@@ -21,13 +21,11 @@ trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
 
-/// A connection to a registry, or to its proxy.
 pub(crate) struct RegistryConnection {
     stream: Box<dyn Stream>,
     /// The server's request for a client certificate, until the server sends data. If the stream ends before, the
     /// server has rejected the client.
     pub(super) undecided: Option<CertificateRequest>,
-    /// Whether a proxy receives the requests, in absolute form.
     pub(super) is_forwarded: bool,
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }

@@ -90,7 +90,6 @@ pub(crate) struct Response {
     pub(crate) redirected: bool,
 }
 
-/// A body, and the slot of its request.
 #[derive(Debug)]
 pub(crate) struct ResponseBody {
     incoming: Incoming,

@@ -37,7 +37,6 @@ const DEFAULT_DIRECTORY: &str = "_default";
 const CAPABILITIES: [&str; 4] = ["pull", "resolve", "push", "referrers"];
 /// Directories in which containers/image looks for the certificates of a host.
 const SYSTEM_CERTIFICATES: [&str; 2] = ["/etc/containers/certs.d", "/etc/docker/certs.d"];
-/// Maximum number of directories that a check reads.
 const DIRECTORIES_MAX: usize = 1000;
 /// Maximum number of client certificates. Each costs a signature check when it is read.
 const IDENTITIES_MAX: usize = 32;

@@ -36,10 +36,8 @@ use super::{
 use crate::manifest::printable;
 
 const FILE_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of warnings for one file.
 const WARNINGS_MAX: usize = 16;
 
-/// A host that serves a registry's content, and its configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Host {
     pub(crate) origin: Origin,

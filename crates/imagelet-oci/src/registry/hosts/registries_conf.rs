@@ -81,7 +81,6 @@ pub(super) fn load(
     registry.hosts(rest, reference, is_blocked(&files)).map(Some).map_err(|problem| complaint(path, &problem))
 }
 
-/// Reads the file and its drop-ins, and checks every location in them.
 pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
     for (path, File { registry }) in read_files(file, found)? {
         let mirrors = registry.iter().flat_map(|registry| &registry.mirror).map(|mirror| &mirror.location);
@@ -153,7 +152,6 @@ pub(super) fn parse(texts: &[&str], reference: &Reference) -> Result<Option<Vec<
     chosen.map(|((), registry, rest)| registry.hosts(rest, reference, is_blocked(&files))).transpose()
 }
 
-/// Whether the entry for a place (a mirror or a location) blocks the place.
 fn is_blocked<K>(files: &[(K, File)]) -> impl Fn(&str) -> bool {
     |place| choose(files, place).is_some_and(|(_, registry, _)| registry.blocked)
 }

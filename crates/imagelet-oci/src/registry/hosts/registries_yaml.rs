@@ -34,7 +34,6 @@ const REGEX_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of values in a file, with its aliases expanded.
 const NODES_MAX: usize = 20_000;
 
-/// The hosts of an image, if the file knows the image's registry.
 pub(super) fn load(
     file: &Path,
     reference: &Reference,
@@ -44,7 +43,6 @@ pub(super) fn load(
     read_file(file, found, File::parse)?.hosts(reference, folder).map_err(|problem| complaint(file, &problem))
 }
 
-/// Reads the file, and checks every endpoint and host in it.
 pub(super) fn check(file: &Path, found: &mut Vec<String>) -> Result<(), RuntimeError> {
     let read = read_file(file, found, File::parse)?;
     for endpoint in read.mirrors.values().flat_map(|mirror| &mirror.endpoint) {
@@ -180,7 +178,6 @@ impl File {
         hosts.into_iter().map(|host| self.configured(host, folder)).collect::<Result<_, _>>().map(Some)
     }
 
-    /// The settings of a host, and their key.
     fn config(&self, origin: &Origin) -> Option<(&String, &Config)> {
         let is_of = |key: &str| Host::own(key).is_ok_and(|host| host.origin.is_same_place(origin));
         // Docker Hub has two names. The name of its host takes precedence.

@@ -147,7 +147,6 @@ impl Walk<'_> {
     }
 }
 
-/// Requests the first byte of a layer. Returns `false` if the layer is empty.
 async fn first_byte(session: &PullSession, layer: &Descriptor) -> Result<bool, RuntimeError> {
     if layer.size == 0 {
         return Ok(false);

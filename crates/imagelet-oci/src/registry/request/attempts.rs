@@ -22,10 +22,8 @@ use crate::registry::{
 
 /// After this wait for a response head, the next host is asked in parallel.
 const TURN_MAX: Duration = Duration::from_secs(10);
-/// A wait for a response head is reported after this time.
 const REPORTED_WAIT_MIN: Duration = Duration::from_secs(2);
 
-/// An attempt at one host.
 struct Run<'a, T> {
     host: usize,
     began: Instant,
@@ -45,7 +43,6 @@ enum Turn {
     Over,
 }
 
-/// What a long wait for a response head triggers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Due {
     Report,
@@ -70,7 +67,6 @@ impl<'a, T: 'a> Run<'a, T> {
         Self { host, began, head, attempt, turn: Turn::Own, report: None }
     }
 
-    /// What the wait for the response head triggers next, and when.
     fn due(&self, head_max: Duration) -> Option<(Instant, Due)> {
         let since = self.head.awaited()?.since;
         let report = self.report.is_none().then_some((REPORTED_WAIT_MIN, Due::Report));
@@ -157,7 +153,6 @@ impl PullSession {
         }
     }
 
-    /// Reports the wait for the head of a host, and at the drop its end.
     fn report_head(&self, host: &str) -> EventPair {
         let session = self.clone();
         let head = |is_awaited| PullEvent::Head { host: host.to_owned(), is_awaited };

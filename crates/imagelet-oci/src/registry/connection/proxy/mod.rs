@@ -38,7 +38,6 @@ pub struct ProxyRules(watch::Sender<Arc<[ProxyRule]>>);
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProxyRule {
     hosts: Vec<HostPattern>,
-    /// The proxy for `hosts`, or `None` for direct connections.
     proxy: Option<Arc<Proxy>>,
 }
 
@@ -126,7 +125,6 @@ impl Proxies {
         Self { rules: config.rules.clone(), https, http, bypass }
     }
 
-    /// The proxy for an origin, or `None` for a direct connection.
     pub(crate) fn choose(&self, origin: &Origin) -> Result<Option<Arc<Proxy>>, ProxyRuleError> {
         if origin.is_loopback() {
             return Ok(None);
@@ -139,7 +137,6 @@ impl Proxies {
         proxy.as_ref().filter(|_| !matches(&self.bypass)).cloned().transpose()
     }
 
-    /// All passwords in use, for removal from messages.
     pub(crate) fn secrets(&self) -> Vec<Secret> {
         let rules = self.rules.current();
         let named = rules.iter().filter_map(|rule| rule.proxy.as_ref());
@@ -148,7 +145,6 @@ impl Proxies {
     }
 }
 
-/// A pattern of hosts, as in `NO_PROXY`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct HostPattern {
     hosts: Hosts,
@@ -158,7 +154,6 @@ struct HostPattern {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     All,
-    /// A single address is the network of this address.
     Network(IpNet),
     /// The subdomains of `suffix`, such as `.example.com`. If `with_parent`, also `example.com` itself.
     Domain {

@@ -14,7 +14,6 @@ use tower::{Service as _, service_fn};
 use super::url::Proxy;
 use crate::registry::connection::{HttpError, stream::RegistryConnection};
 
-/// The time limit for the proxy's connection to the host.
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 16 << 10;
 

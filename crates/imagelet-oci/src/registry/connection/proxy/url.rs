@@ -19,7 +19,6 @@ pub(crate) struct Proxy {
     uri: Uri,
     /// The `Proxy-Authorization` header. `None` for SOCKS, where the login is sent in the protocol itself.
     pub(crate) authorization: Option<HeaderValue>,
-    /// User and password; each may be empty.
     pub(crate) login: Option<(String, Secret)>,
 }
 
@@ -106,7 +105,6 @@ fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
     matcher.intercept(&Uri::from_static("https://registry.example/")).ok_or("it is no URL of a proxy")
 }
 
-/// The decoded user and password of `USER[:PASSWORD]`.
 fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
     // At one of these characters, a URL parser may end the host and read the rest of the password as a path.
     if text.contains(|character: char| character.is_control() || [' ', '/', '?', '#'].contains(&character)) {
@@ -117,7 +115,6 @@ fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
     Ok((decoded(user)?.into_owned(), Secret::new(decoded(password)?)))
 }
 
-/// User and password, encoded for the scheme `Basic`.
 pub(crate) fn basic(user: &str, password: &Secret) -> Secret {
     let pair = Zeroizing::new(format!("{user}:{}", password.expose()));
     Secret::new(BASE64_STANDARD.encode(pair.as_bytes()))

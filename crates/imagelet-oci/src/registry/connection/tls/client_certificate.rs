@@ -18,7 +18,6 @@ pub(crate) struct ClientCertificates(Vec<ClientCertificate>);
 #[derive(Debug)]
 struct ClientCertificate {
     key: Arc<CertifiedKey>,
-    /// The issuers of all certificates in the chain.
     issuers: Vec<DistinguishedName>,
 }
 

@@ -157,7 +157,6 @@ fn system_roots() -> RootCertStore {
     roots
 }
 
-/// Verifies a server's certificate with the authorities of the system and of the configuration.
 #[derive(Debug)]
 struct ConfiguredTrust {
     provider: Arc<CryptoProvider>,
