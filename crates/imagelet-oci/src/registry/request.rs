@@ -134,7 +134,7 @@ impl PullSession {
         let host = &self.hosts[index].host;
         let target = Target { origin: host.origin.clone(), path_and_query: "/v2/".to_owned() };
         let request = Request::get(target, &host.connection.clone().without_identities());
-        let answer = self.shared.transport.send(request, &Reception::new(None)).await;
+        let answer = self.shared.transport.send(request, &Arc::new(Reception::new(None))).await;
         answer.is_ok_and(|answer| !answer.status.is_server_error())
     }
 
@@ -257,7 +257,7 @@ impl PullSession {
         let Response { status, headers, body, target, redirected } = answer;
         let (place, subject, code) = (target.origin.authority(), &query.subject, status.as_u16());
         // The status decides, so an unreadable body is ignored. A redirect may lead to any host: its body is not shown.
-        let words = match self.shared.transport.read(body, ERROR_BYTES_MAX, &self.reception).await {
+        let words = match body.read(ERROR_BYTES_MAX).await {
             Ok((body, cut)) if !redirected => explanation(&kind, &body, cut, &self.secrets()),
             _ => None,
         };

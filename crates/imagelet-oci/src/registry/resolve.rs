@@ -204,7 +204,7 @@ impl PullSession {
         let content_type = answer.header("content-type").to_owned();
         let claimed = answer.header("docker-content-digest").to_owned();
         let limit = usize::try_from(MANIFEST_BYTES_MAX).unwrap_or(usize::MAX);
-        let mut body = self.shared.transport.reader(answer.body, &self.reception);
+        let mut body = answer.body;
         let mut document = self.document_writer();
         while let Some(chunk) =
             body.next().await.map_err(|error| error.failure(subject, &place).of_redirect(answer.redirected))?

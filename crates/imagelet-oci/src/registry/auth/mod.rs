@@ -137,8 +137,7 @@ impl PullSession {
         }
         let kind = answer.header("content-type").to_owned();
         let wait = requested_wait(answer.status, &answer.headers, SystemTime::now());
-        let body = self.shared.transport.read(answer.body, TOKEN_BYTES_MAX, &self.reception).await;
-        let (body, cut) = body.map_err(|error| error.failure("a token", place))?;
+        let (body, cut) = answer.body.read(TOKEN_BYTES_MAX).await.map_err(|error| error.failure("a token", place))?;
         let body = Zeroizing::new(Vec::from(body));
         if cut {
             let limit = ByteSize(TOKEN_BYTES_MAX as u64);

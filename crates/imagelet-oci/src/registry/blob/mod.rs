@@ -238,9 +238,8 @@ impl BlobSource {
         match session.send_to_host(host, &query).await.and_then(checked) {
             Ok((answer, end)) => {
                 let (place, is_redirected) = (answer.target.origin.authority(), answer.redirected);
-                let body = session.shared.transport.reader(answer.body, &session.reception);
                 let skip = span.start - asked.start;
-                Ok((Sender { body, host, place, is_redirected, began, skip, is_counted: false }, end))
+                Ok((Sender { body: answer.body, host, place, is_redirected, began, skip, is_counted: false }, end))
             }
             Err(mut failure) => {
                 let mut notes = locked(&self.notes);

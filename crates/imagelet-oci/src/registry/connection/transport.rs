@@ -84,16 +84,10 @@ pub(crate) enum RequestKind {
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    pub(crate) body: ResponseBody,
+    pub(crate) body: BodyReader,
     pub(crate) target: Target,
     /// Whether the request was redirected to another origin.
     pub(crate) redirected: bool,
-}
-
-#[derive(Debug)]
-pub(crate) struct ResponseBody {
-    incoming: Incoming,
-    _slot: Option<HostSlot>,
 }
 
 impl Request {
@@ -140,7 +134,7 @@ impl Response {
 }
 
 impl Transport {
-    pub(crate) async fn send(&self, request: Request, reception: &Reception) -> Result<Response, Failure> {
+    pub(crate) async fn send(&self, request: Request, reception: &Arc<Reception>) -> Result<Response, Failure> {
         let (origin, stage) = (&request.target.origin, request.stage);
         let mut target = request.target.clone();
         let mut redirected = false;
@@ -151,7 +145,8 @@ impl Transport {
             };
             let response = self.exchange(&request, &target, redirected, reception).await;
             let (head, incoming) = response.map_err(|failure| failure.of_redirect(redirected))?.into_parts();
-            let body = ResponseBody { incoming, _slot: slot };
+            let (limit, reception) = (self.progress_timeout, Arc::clone(reception));
+            let body = BodyReader { incoming, limit, reception, _slot: slot };
             if !matches!(head.status.as_u16(), 301 | 302 | 303 | 307 | 308) {
                 return Ok(Response { status: head.status, headers: head.headers, body, target, redirected });
             }
@@ -300,29 +295,6 @@ impl Transport {
             _ => Ok(response),
         }
     }
-
-    pub(crate) fn reader(&self, body: ResponseBody, reception: &Arc<Reception>) -> BodyReader {
-        BodyReader { body, limit: self.progress_timeout, reception: Arc::clone(reception) }
-    }
-
-    /// Reads at most `limit` bytes of a body. Returns whether the body is longer.
-    pub(crate) async fn read(
-        &self,
-        body: ResponseBody,
-        limit: usize,
-        reception: &Arc<Reception>,
-    ) -> Result<(Bytes, bool), ReadError> {
-        let mut body = self.reader(body, reception);
-        let mut all = BytesMut::new();
-        while let Some(chunk) = body.next().await? {
-            all.extend_from_slice(&chunk);
-            if all.len() > limit {
-                all.truncate(limit);
-                return Ok((all.freeze(), true));
-            }
-        }
-        Ok((all.freeze(), false))
-    }
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -349,16 +321,16 @@ impl ReadError {
 /// Reads one body. The wait for each chunk is limited; the time between two reads does not count.
 #[derive(Debug)]
 pub(crate) struct BodyReader {
-    body: ResponseBody,
+    incoming: Incoming,
     limit: Duration,
     reception: Arc<Reception>,
+    _slot: Option<HostSlot>,
 }
 
 impl BodyReader {
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, ReadError> {
         loop {
-            let frame =
-                self.reception.within(self.limit, self.body.incoming.frame()).await.map_err(ReadError::Silent)?;
+            let frame = self.reception.within(self.limit, self.incoming.frame()).await.map_err(ReadError::Silent)?;
             let Some(frame) = frame else { return Ok(None) };
             let frame = frame.map_err(|error| ReadError::Cut(HttpError::new(error)))?;
             if let Ok(chunk) = frame.into_data() {
@@ -367,10 +339,23 @@ impl BodyReader {
             }
         }
     }
+
+    /// Reads at most `limit` bytes. Returns whether the body is longer.
+    pub(crate) async fn read(mut self, limit: usize) -> Result<(Bytes, bool), ReadError> {
+        let mut all = BytesMut::new();
+        while let Some(chunk) = self.next().await? {
+            all.extend_from_slice(&chunk);
+            if all.len() > limit {
+                all.truncate(limit);
+                return Ok((all.freeze(), true));
+            }
+        }
+        Ok((all.freeze(), false))
+    }
 }
 
 /// Reads a short body to its end, so that its connection can be reused.
-pub(crate) async fn drain(body: ResponseBody) {
+pub(crate) async fn drain(body: BodyReader) {
     if body.incoming.size_hint().lower() <= DRAIN_BYTES_MAX as u64 {
         let _ = timeout(DRAIN_TIMEOUT, Limited::new(body.incoming, DRAIN_BYTES_MAX).collect()).await;
     }
