@@ -101,21 +101,20 @@ impl Keyring {
     /// Builds a keyring from the readable pull secrets, in order, and returns an error for each unreadable secret.
     /// Without `with_tokens`, identity tokens are ignored, as in the kubelet.
     pub(crate) fn from_secrets(secrets: &[PullSecret], with_tokens: bool) -> (Self, Vec<KeyringError>) {
-        let mut keyring = Self::new();
-        let unreadable = secrets.iter().filter_map(|secret| keyring.add_secret(secret, with_tokens).err()).collect();
-        (keyring, unreadable)
-    }
-
-    fn add_secret(&mut self, secret: &PullSecret, with_tokens: bool) -> Result<(), KeyringError> {
-        if secret.document.expose().is_empty() {
-            return Ok(());
+        let (mut keyring, mut unreadable) = (Self::new(), Vec::new());
+        for PullSecret { identity, kind, document } in secrets.iter().filter(|one| !one.document.expose().is_empty()) {
+            match DockerConfig::parse(*kind, document.expose().as_bytes()) {
+                Ok(document) => {
+                    let document = if with_tokens { document } else { document.without_tokens() };
+                    keyring.add(&CredentialSource::Secret(identity.clone()), document);
+                }
+                Err(source) => {
+                    let ObjectIdentity { namespace, name, .. } = identity.clone();
+                    unreadable.push(KeyringError { namespace, name, source });
+                }
+            }
         }
-        let document = DockerConfig::parse(secret.kind, secret.document.expose().as_bytes()).map_err(|source| {
-            KeyringError { namespace: secret.identity.namespace.clone(), name: secret.identity.name.clone(), source }
-        })?;
-        let document = if with_tokens { document } else { document.without_tokens() };
-        self.add(&CredentialSource::Secret(secret.identity.clone()), document);
-        Ok(())
+        (keyring, unreadable)
     }
 
     /// Appends the entries of a document. An entry whose key is not a URL is logged and skipped.

@@ -65,34 +65,27 @@ impl CacheKey {
     }
 
     fn from_parts(base: &str, service_account: &[u8]) -> Result<Self, KeyError> {
-        let mut key = Vec::new();
-        push(&mut key, base.as_bytes())?;
-        push(&mut key, service_account)?;
-        Ok(Self(key))
+        joined([base.as_bytes(), service_account]).map(Self)
     }
 
     pub(super) fn for_run(base: &str, service_account: Option<&PluginAccount>) -> Result<Self, KeyError> {
         let Some(account) = service_account else { return Ok(Self(base.as_bytes().to_vec())) };
-        let mut key = Vec::new();
-        push(&mut key, base.as_bytes())?;
-        push(&mut key, account.token_hash().as_bytes())?;
-        push_annotations(&mut key, &account.annotations)?;
-        Ok(Self(key))
+        let key = joined([base.as_bytes(), account.token_hash().as_bytes()])?;
+        Ok(Self([key, account.annotations_key()?].concat()))
     }
 }
 
 impl PluginAccount {
     fn cache_key(&self, token_hash: &str) -> Result<Vec<u8>, KeyError> {
-        let mut key = Vec::new();
-        for part in [&self.identity.namespace, &self.identity.name, &self.identity.uid] {
-            push(&mut key, part.as_bytes())?;
-        }
-        push_annotations(&mut key, &self.annotations)?;
-        if self.is_per_token {
-            push(&mut key, b"token")?;
-            push(&mut key, token_hash.as_bytes())?;
-        }
-        Ok(key)
+        let identity = [&self.identity.namespace, &self.identity.name, &self.identity.uid].map(String::as_bytes);
+        let token = if self.is_per_token { joined([&b"token"[..], token_hash.as_bytes()])? } else { Vec::new() };
+        Ok([joined(identity)?, self.annotations_key()?, token].concat())
+    }
+
+    fn annotations_key(&self) -> Result<Vec<u8>, KeyError> {
+        let count = u32::try_from(self.annotations.len()).map_err(|_| KeyError(self.annotations.len()))?;
+        let texts = self.annotations.iter().flat_map(|(name, value)| [name.as_bytes(), value.as_bytes()]);
+        Ok([count.to_be_bytes().to_vec(), joined(texts)?].concat())
     }
 
     fn token_hash(&self) -> String {
@@ -100,21 +93,15 @@ impl PluginAccount {
     }
 }
 
-fn push_annotations(key: &mut Vec<u8>, annotations: &BTreeMap<String, String>) -> Result<(), KeyError> {
-    let count = u32::try_from(annotations.len()).map_err(|_| KeyError(annotations.len()))?;
-    key.extend(count.to_be_bytes());
-    for (name, value) in annotations {
-        push(key, name.as_bytes())?;
-        push(key, value.as_bytes())?;
+/// The parts, each after its length.
+fn joined<'a>(parts: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<u8>, KeyError> {
+    let mut key = Vec::new();
+    for part in parts {
+        let length = u16::try_from(part.len()).map_err(|_| KeyError(part.len()))?;
+        key.extend(length.to_be_bytes());
+        key.extend(part);
     }
-    Ok(())
-}
-
-fn push(key: &mut Vec<u8>, part: &[u8]) -> Result<(), KeyError> {
-    let length = u16::try_from(part.len()).map_err(|_| KeyError(part.len()))?;
-    key.extend(length.to_be_bytes());
-    key.extend(part);
-    Ok(())
+    Ok(key)
 }
 
 impl Cache {

@@ -111,19 +111,12 @@ fn redact_marked(line: &str) -> String {
 }
 
 fn redact_runs(line: &str) -> String {
-    let in_run = |c: char| c.is_ascii_alphanumeric() || "+/_=-.~".contains(c);
-    let mut shown = String::with_capacity(line.len());
-    let mut rest = line;
-    while !rest.is_empty() {
-        let start = rest.find(in_run).unwrap_or(rest.len());
-        shown.push_str(&rest[..start]);
-        rest = &rest[start..];
-        let end = rest.find(|c: char| !in_run(c)).unwrap_or(rest.len());
-        let run = &rest[..end];
-        shown.push_str(if run.split(['/', '.']).any(looks_secret) { REDACTED } else { run });
-        rest = &rest[end..];
-    }
-    shown
+    let ends_run = |c: char| !(c.is_ascii_alphanumeric() || "+/_=-.~".contains(c));
+    let shown = line.split_inclusive(ends_run).flat_map(|text| {
+        let run = text.trim_end_matches(ends_run);
+        [if run.split(['/', '.']).any(looks_secret) { REDACTED } else { run }, &text[run.len()..]]
+    });
+    shown.collect()
 }
 
 fn looks_secret(run: &str) -> bool {
