@@ -149,11 +149,6 @@ impl Keyring {
         }
     }
 
-    #[cfg(test)]
-    pub(crate) fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
-        self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
-    }
-
     /// Returns all credentials that the kubelet finds for a repository, in the order in which they are tried.
     pub fn lookup(&self, repository: &str) -> Vec<TrackedCredential> {
         self.found(repository, is_default_registry(repository))
@@ -179,10 +174,6 @@ impl Keyring {
             return self.index.get(&Reverse(DEFAULT_REGISTRY_KEY.to_owned())).cloned().unwrap_or_default();
         }
         found
-    }
-
-    pub fn keys(&self) -> impl Iterator<Item = &str> {
-        self.index.keys().map(|Reverse(key)| key.as_str())
     }
 }
 
@@ -261,6 +252,16 @@ mod tests {
     use super::*;
     use crate::credentials::registry_key;
     use crate::image::Reference;
+
+    impl Keyring {
+        pub(crate) fn add_credential(&mut self, key: &str, source: CredentialSource, credential: Credential) {
+            self.index.entry(Reverse(key.to_owned())).or_default().push(TrackedCredential::new(credential, source));
+        }
+
+        pub(crate) fn keys(&self) -> impl Iterator<Item = &str> {
+            self.index.keys().map(|Reverse(key)| key.as_str())
+        }
+    }
 
     /// The hash in a pull record stands for the credential: another password may be another person.
     #[test]
