@@ -170,30 +170,29 @@ pub(crate) struct RetryBudget {
     total: Duration,
     /// Lower limits, which apply until the failed party (a host, or the target of a redirect) has served data.
     patience: Patience,
-    hosts_served: AtomicBool,
-    redirects_served: AtomicBool,
+    /// Whether hosts, and whether redirect targets, have served data.
+    served: [AtomicBool; 2],
     spent: SharedClock,
 }
 
 impl RetryBudget {
     pub(crate) fn new(total: Duration, patience: Patience) -> Self {
-        let (hosts_served, redirects_served) = Default::default();
-        Self { total, patience, hosts_served, redirects_served, spent: SharedClock::new() }
+        Self { total, patience, served: Default::default(), spent: SharedClock::new() }
     }
 
     /// Records that hosts, or redirect targets if `is_redirected`, serve data. They now have the whole budget.
     pub(crate) fn served(&self, is_redirected: bool) {
-        self.served_by(is_redirected).store(true, Ordering::Relaxed);
+        self.served[usize::from(is_redirected)].store(true, Ordering::Relaxed);
     }
 
-    fn served_by(&self, is_redirected: bool) -> &AtomicBool {
-        if is_redirected { &self.redirects_served } else { &self.hosts_served }
+    fn has_served(&self, next: &Next) -> bool {
+        self.served[usize::from(next.is_redirected)].load(Ordering::Relaxed)
     }
 
     /// The maximum time of all retries. It is shorter until data was served: a failed pull then loses nothing.
     pub(crate) fn allowed(&self, next: &Next) -> Duration {
         let Patience { retries_max, requested_max, .. } = self.patience;
-        match (self.served_by(next.is_redirected).load(Ordering::Relaxed), next.is_requested) {
+        match (self.has_served(next), next.is_requested) {
             (true, _) => self.total,
             (false, true) => self.total.min(requested_max),
             (false, false) => self.total.min(retries_max),
@@ -202,8 +201,7 @@ impl RetryBudget {
 
     /// Whether the budget covers the wait before `next`. `tried` is the time since the first attempt of the request.
     pub(crate) fn permits(&self, next: &Next, tried: Duration) -> bool {
-        let has_served = self.served_by(next.is_redirected).load(Ordering::Relaxed);
-        (has_served || tried <= self.patience.attempt_max) && self.left(next) >= next.wait
+        (self.has_served(next) || tried <= self.patience.attempt_max) && self.left(next) >= next.wait
     }
 
     fn left(&self, next: &Next) -> Duration {

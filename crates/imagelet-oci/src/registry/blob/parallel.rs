@@ -247,8 +247,8 @@ impl RangedStream {
         let (meter, urgency) = (Arc::clone(&stream.meter), Arc::clone(&stream.urgency));
         let room = Arc::clone(&self.source.session.shared.read_ahead);
         let (sender, held) = mpsc::unbounded_channel();
-        let reader = Reader { stream, room, meter: Arc::clone(&self.meter), held: sender };
-        let task = AbortOnDropHandle::new(tokio::spawn(reader.run(connection.is_some())));
+        let ahead = connection.is_some().then_some((sender, room));
+        let task = AbortOnDropHandle::new(tokio::spawn(read_part(stream, Arc::clone(&self.meter), ahead)));
         self.ahead.push_back(Part { held, task, meter, end, urgency, _connection: connection });
     }
 }
@@ -271,42 +271,38 @@ async fn next_of(
     Ok(None)
 }
 
-struct Reader {
-    stream: BlobStream,
-    room: Arc<Semaphore>,
+/// Opens a part's stream, reads it into memory until the part's turn if `ahead` is given, and returns it.
+async fn read_part(
+    mut stream: BlobStream,
     meter: Arc<Meter>,
-    held: mpsc::UnboundedSender<BufferedBytes>,
-}
-
-impl Reader {
-    async fn run(mut self, reads_ahead: bool) -> Result<BlobStream, RuntimeError> {
-        // A request is never cancelled before its answer: the host would have to answer twice.
-        self.meter.answered_after(&mut self.stream).await?;
-        let urgency = Arc::clone(&self.stream.urgency);
-        let mut turned = pin!(urgency.raised());
-        if !reads_ahead {
-            turned.await;
-            return Ok(self.stream);
-        }
-        self.meter.answered.fetch_add(1, Ordering::Relaxed);
-        loop {
-            let bytes = tokio::select! {
-                biased;
-                () = &mut turned => return Ok(self.stream),
-                bytes = self.stream.next() => bytes?,
-            };
-            let Some(bytes) = bytes else { return Ok(self.stream) };
-            self.meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-            let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
-            let room = tokio::select! {
-                room = Arc::clone(&self.room).acquire_many_owned(length) => room.ok(),
-                // The part's turn has come, so the reader takes the bytes without a permit.
-                () = &mut turned => None,
-            };
-            let is_due = room.is_none();
-            if self.held.send((bytes, room)).is_err() || is_due {
-                return Ok(self.stream);
-            }
+    ahead: Option<(mpsc::UnboundedSender<BufferedBytes>, Arc<Semaphore>)>,
+) -> Result<BlobStream, RuntimeError> {
+    // A request is never cancelled before its answer: the host would have to answer twice.
+    meter.answered_after(&mut stream).await?;
+    let urgency = Arc::clone(&stream.urgency);
+    let mut turned = pin!(urgency.raised());
+    let Some((held, room)) = ahead else {
+        turned.await;
+        return Ok(stream);
+    };
+    meter.answered.fetch_add(1, Ordering::Relaxed);
+    loop {
+        let bytes = tokio::select! {
+            biased;
+            () = &mut turned => return Ok(stream),
+            bytes = stream.next() => bytes?,
+        };
+        let Some(bytes) = bytes else { return Ok(stream) };
+        meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        let permit = tokio::select! {
+            permit = Arc::clone(&room).acquire_many_owned(length) => permit.ok(),
+            // The part's turn has come, so the reader takes the bytes without a permit.
+            () = &mut turned => None,
+        };
+        let is_due = permit.is_none();
+        if held.send((bytes, permit)).is_err() || is_due {
+            return Ok(stream);
         }
     }
 }
