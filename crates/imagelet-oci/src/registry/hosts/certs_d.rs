@@ -14,11 +14,7 @@ use std::{
 };
 
 use http::{HeaderMap, HeaderName, HeaderValue};
-use imagelet_core::{
-    error::RuntimeError,
-    image::{DOCKER_HUB, DOCKER_HUB_HOST},
-    text::GoDuration,
-};
+use imagelet_core::{error::RuntimeError, text::GoDuration};
 use indexmap::IndexMap;
 use serde::Deserialize;
 
@@ -235,11 +231,7 @@ pub(super) fn add_certificates(
     let trees = sources.iter().filter(|source| kind_of(source) == SourceKind::CertsD).cloned();
     let files = sources.iter().filter(|source| kind_of(source) == SourceKind::RegistriesConf);
     let beside = files.filter_map(|file| Some(file.parent()?.join("certs.d")));
-    let authority = host.origin.authority();
-    let names = match authority.as_str() {
-        DOCKER_HUB_HOST => vec![DOCKER_HUB.to_owned()],
-        _ => vec![authority, format!("{}:{}", host.origin.host(), host.origin.port)],
-    };
+    let names = host.names();
     for root in trees.chain(beside).chain(SYSTEM_CERTIFICATES.map(PathBuf::from)) {
         if let Some(directory) = names.iter().map(|name| root.join(name)).find(|path| path.is_dir()) {
             check_folder(&root)?;

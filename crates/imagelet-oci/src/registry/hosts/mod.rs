@@ -104,14 +104,12 @@ impl Host {
         format!("{prefix}{}", self.path.repository.as_deref().unwrap_or_else(|| reference.path()))
     }
 
-    /// The host's name, and the keys that a docker configuration may have for the image's repository at this host.
-    fn named(&self, reference: &Reference) -> (String, IndexSet<String>) {
-        let (authority, repository) = (self.origin.authority(), self.repository_of(reference));
-        let with_port = format!("{}:{}", self.origin.host(), self.origin.port);
-        let names =
-            if authority == DOCKER_HUB_HOST { vec![DOCKER_HUB] } else { vec![authority.as_str(), with_port.as_str()] };
-        let repositories = names.iter().map(|name| format!("{name}/{repository}")).collect();
-        (printable(&authority), repositories)
+    /// The names of the host in docker configurations and in `certs.d`.
+    fn names(&self) -> Vec<String> {
+        match self.origin.authority() {
+            authority if authority == DOCKER_HUB_HOST => vec![DOCKER_HUB.to_owned()],
+            authority => vec![authority, format!("{}:{}", self.origin.host(), self.origin.port)],
+        }
     }
 }
 
@@ -120,8 +118,10 @@ pub(crate) fn other_hosts(hosts: &[Host], reference: &Reference) -> Vec<Registry
     let own = Host::own(reference.domain()).ok();
     let is_other = |host: &&Host| own.as_ref().is_none_or(|own| !own.origin.is_same_place(&host.origin));
     let mut others: IndexMap<String, IndexSet<String>> = IndexMap::new();
-    for (host, repositories) in hosts.iter().filter(is_other).map(|host| host.named(reference)) {
-        others.entry(host).or_default().extend(repositories);
+    for host in hosts.iter().filter(is_other) {
+        let repository = host.repository_of(reference);
+        let keys = host.names().into_iter().map(|name| format!("{name}/{repository}"));
+        others.entry(printable(&host.origin.authority())).or_default().extend(keys);
     }
     let named = |(host, repositories): (String, IndexSet<String>)| RegistryHost {
         host,

@@ -4,7 +4,7 @@ use std::fmt;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
 use http::{HeaderValue, Uri, header::InvalidHeaderValue};
-use hyper_util::client::proxy::matcher::{Intercept, Matcher};
+use hyper_util::client::proxy::matcher::Matcher;
 use imagelet_core::credentials::Secret;
 use percent_encoding::percent_decode_str;
 use zeroize::Zeroizing;
@@ -38,7 +38,9 @@ impl Proxy {
             return Err("its scheme is not http, https, socks5 or socks5h");
         }
         // The URI is read without the login: the matcher would end the login at the first `@`, and keep a copy.
-        let uri = read(&scheme, place)?.uri().clone();
+        let matcher = Matcher::builder().all(format!("{scheme}://{place}")).build();
+        let found = matcher.intercept(&Uri::from_static("https://registry.example/"));
+        let uri = found.ok_or("it is no URL of a proxy")?.uri().clone();
         let port = uri.authority().map_or("", |authority| authority.as_str()).rsplit_once(':');
         if uri.port_u16().is_none() && port.is_some_and(|(_, port)| !port.is_empty() && !port.ends_with(']')) {
             return Err("its port is not a port");
@@ -98,11 +100,6 @@ impl Proxy {
     pub(crate) fn forwards(&self, is_https: bool) -> bool {
         !is_https && !self.is_socks()
     }
-}
-
-fn read(scheme: &str, place: &str) -> Result<Intercept, &'static str> {
-    let matcher = Matcher::builder().all(format!("{scheme}://{place}")).build();
-    matcher.intercept(&Uri::from_static("https://registry.example/")).ok_or("it is no URL of a proxy")
 }
 
 fn read_login(text: &str) -> Result<(String, Secret), &'static str> {
