@@ -177,16 +177,15 @@ pub fn provider_names(content: &[u8]) -> Result<Vec<String>, String> {
 
 /// Decodes a document strictly; an error names the path of an unknown or repeated field.
 fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, String> {
-    let (path, message) = match yaml {
-        Some(value) => match serde_path_to_error::deserialize::<_, T>(value) {
-            Ok(read) => return Ok(read),
-            Err(error) => (error.path().to_string(), error.inner().to_string()),
-        },
-        None => match serde_path_to_error::deserialize::<_, T>(&mut serde_json::Deserializer::from_str(text)) {
-            Ok(read) => return Ok(read),
-            Err(error) => (error.path().to_string(), error.inner().to_string()),
-        },
+    let read = match yaml {
+        Some(value) => serde_path_to_error::deserialize(value),
+        None => serde_path_to_error::deserialize(&mut serde_json::Deserializer::from_str(text)),
     };
+    read.map_err(|error| described(&error))
+}
+
+fn described(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    let (path, message) = (error.path().to_string(), error.inner().to_string());
     let strict = |what: &str| {
         let name = message.strip_prefix(&format!("{what} field `"))?.split('`').next()?;
         let full = match path.as_str() {
@@ -197,10 +196,10 @@ fn typed<T: DeserializeOwned>(text: &str, yaml: Option<&Value>) -> Result<T, Str
         Some(format!("strict decoding error: {what} field {}", quoted(&full)))
     };
     let duration = || Some(message.split(" at line ").next()?.to_owned()).filter(|text| text.starts_with("time: "));
-    Err(strict("unknown")
+    strict("unknown")
         .or_else(|| strict("duplicate"))
         .or_else(duration)
-        .unwrap_or_else(|| format!("`{path}` has a value of another type")))
+        .unwrap_or_else(|| format!("`{path}` has a value of another type"))
 }
 
 fn first_document(content: &[u8]) -> Result<Value, String> {
