@@ -51,7 +51,6 @@ pub(crate) struct DockerConfig {
     pub(crate) helpers: HelperNames,
 }
 
-/// The credential helpers that a document names: `credsStore` and `credHelpers`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct HelperNames {
     store: String,

@@ -165,7 +165,6 @@ fn is_key_of(key: &str, registry: &str) -> bool {
 
 /// Replaces the file under a lock if `edit` returns true. A reader sees the old file or the new file.
 fn replace(path: &Path, lock_wait: Duration, edit: impl FnOnce(&mut Map<String, Value>) -> bool) -> io::Result<bool> {
-    // If the path is a symlink, its target is replaced.
     let target = match fs::canonicalize(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => path.to_owned(),
         found => found?,

@@ -16,7 +16,6 @@ use crate::{bounded_map::make_room, lock::locked, retry_wait::random, text::Plai
 const AGE_MAX: Duration = Duration::from_hours(24);
 /// A renewal is up to this many seconds early, at random, so that tokens of the same age are not renewed together.
 const JITTER_SECONDS: u64 = 10;
-/// The maximum number of cached tokens. The kubelet has no limit.
 const TOKENS_MAX: usize = 10_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -34,13 +34,11 @@ use crate::manifest::MANIFEST_MEDIA_TYPES;
 const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
 /// Maximum random delay after a requested wait. It spreads the requests that wait for the same moment.
 const HELD_SPREAD: Duration = Duration::from_millis(200);
-/// Shorter waits before a retry are not reported.
 const REPORTED_WAIT_MIN: Duration = Duration::from_millis(500);
 
 #[derive(Clone, Debug)]
 pub(crate) struct Query {
     pub(crate) path: String,
-    /// Whether only the response head is needed. Then the request is a `HEAD`.
     pub(crate) is_head: bool,
     pub(crate) range: Option<String>,
     /// Whether the request is by tag. A tag needs the capability `resolve` of a host, a digest only `pull`.

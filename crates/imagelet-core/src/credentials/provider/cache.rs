@@ -16,7 +16,6 @@ use crate::{
 
 const GLOBAL: &str = "<global>";
 const SWEPT_EVERY: Duration = Duration::from_mins(15);
-/// The maximum number of cached responses of one plugin. The kubelet has no limit.
 const ENTRIES_MAX: usize = 10_000;
 
 /// A service account as sent to a plugin. `Debug` hides the token.

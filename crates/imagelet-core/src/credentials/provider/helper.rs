@@ -44,7 +44,6 @@ impl CredentialHelpers {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }
 
-    /// Returns the helper's credential for a server, if any. A drop of the future ends the helper.
     pub(crate) async fn ask(&self, name: &str, server: &str) -> Result<Option<Credential>, HelperError> {
         let (program, answer) = self.run(name, "get", server.as_bytes(), None).await?;
         credential(&program, answer)

@@ -47,14 +47,12 @@ use self::{
 use super::{CredentialSource, DockerConfig, Keyring, TokenSource, TrackedCredential};
 use crate::{metrics::Metrics, text::PlainError, trusted_files};
 
-/// The maximum number of parallel plugin runs. The kubelet has no limit.
 const RUNS_MAX: usize = 32;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct CredentialQuery {
     /// The image's normalised repository, without tag and digest.
     pub repository: String,
-    /// The pod's namespace; empty without a pod.
     pub namespace: String,
     pub pod_name: String,
     pub pod_uid: String,

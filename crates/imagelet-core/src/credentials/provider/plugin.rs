@@ -193,7 +193,6 @@ impl Provider {
         account: Option<&Arc<PluginAccount>>,
     ) -> (String, Result<CheckedAnswer, ProviderError>) {
         let Ok(key) = CacheKey::for_run(guess.base(repository), account.map(AsRef::as_ref)) else {
-            // Without a key, the run of this lookup is not shared.
             return (repository.to_owned(), self.run(repository, account.map(AsRef::as_ref)).await);
         };
         let (asked, run) = {
@@ -257,7 +256,6 @@ impl Provider {
         Ok(CheckedAnswer { key_type, auth: response.auth })
     }
 
-    /// Caches a response. If this fails, the lookup still succeeds.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
         let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {

@@ -34,7 +34,6 @@ pub(super) enum CacheKeyType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) cache_key_type: String,
-    /// How long the response is cached. `None`: the default in the provider's configuration.
     pub(super) cache_duration: Option<GoDuration>,
     pub(super) auth: DockerConfig,
 }

@@ -272,7 +272,6 @@ struct Sender {
 #[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
-    /// The current answer. `None` before the first request, and after the body broke off.
     sender: Option<Sender>,
     reached: u64,
     /// The offset where the body ends. It is larger than the requested end if the host ignores ranges.

@@ -18,7 +18,6 @@ const RATES_MIN: usize = 3;
 const SLOW_SHARE: f64 = 0.125;
 const GAIN_MIN: Duration = Duration::from_secs(2);
 
-/// The bytes that one connection received, and the time that the connection waited for them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct Window {
     pub(super) bytes: u64,
@@ -67,7 +66,6 @@ pub(super) struct WindowMeter(Mutex<Metered>);
 struct Metered {
     host: usize,
     window: Window,
-    /// The previous window, until it is checked.
     last: Option<Window>,
     waits_since: Option<Instant>,
 }

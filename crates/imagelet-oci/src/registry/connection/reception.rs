@@ -20,7 +20,6 @@ use crate::registry::{
 
 #[derive(Debug)]
 pub(crate) struct Reception {
-    /// The longest time without a byte over all connections. `None` if only each connection has a limit.
     silence_max: Option<Duration>,
     silence: SharedClock,
 }
@@ -34,7 +33,6 @@ pub(crate) enum Silent {
 }
 
 impl Silent {
-    /// A silent connection is retried; a silent pull fails.
     pub(crate) fn retry(self) -> Retry {
         match self {
             Self::Connection(_) => Retry::Soon,

@@ -30,7 +30,6 @@ pub(crate) struct RegistryConnection {
     pub(super) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// The server closed the connection before its first answer.
 #[derive(Debug, thiserror::Error)]
 #[error("{}", match .0 {
     CertificateRequest::Unanswered => "the server requires a client certificate: it requested one, and closed the connection without it",

@@ -35,7 +35,6 @@ use crate::registry::{
 
 /// The limit of Go's HTTP client.
 const REDIRECTS_MAX: usize = 10;
-/// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// If a `HeadWait` watches the wait for a head, the wait lasts this many deadlines: other attempts run in parallel.
@@ -45,9 +44,7 @@ const LATE_HEADS: u32 = 4;
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) slots: HostSlots,
-    /// Loopback registries without configuration that answered over TLS.
     pub(crate) loopback_tls: Mutex<BTreeSet<String>>,
-    /// Loopback registries without configuration that answered in plain HTTP.
     pub(crate) loopback_plain: Mutex<BTreeSet<String>>,
     /// The redirects from HTTPS to plain HTTP for which a warning was logged.
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,

@@ -70,7 +70,6 @@ fn place<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error>
     String::deserialize(deserializer).map(|text| text.trim_end_matches('/').to_owned())
 }
 
-/// The hosts of an image, if the file or a drop-in has an entry with a prefix of its name.
 pub(super) fn load(
     file: &Path,
     reference: &Reference,
