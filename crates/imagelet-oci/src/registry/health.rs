@@ -58,7 +58,7 @@ fn keys(origin: &Origin, repository: &str) -> [HealthKey; 2] {
     [(origin.clone(), None), (origin.clone(), Some(repository.to_owned()))]
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct HostsHealth {
     table: Mutex<Table>,
     /// The running probes. They are cancelled when this value is dropped.
@@ -128,12 +128,12 @@ impl HostsHealth {
     }
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Table {
     hosts: HashMap<HealthKey, HostHealth>,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 struct HostHealth {
     strikes: u32,
     marked: Instant,

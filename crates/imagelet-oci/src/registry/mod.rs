@@ -140,12 +140,11 @@ fn is_new(seen: &Mutex<BTreeSet<String>>, text: &str) -> bool {
 }
 
 /// A client for all registries. Clones share their connections.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Registry {
     shared: Arc<Shared>,
 }
 
-#[derive(Debug)]
 struct Shared {
     config: RegistryConfig,
     transport: Transport,

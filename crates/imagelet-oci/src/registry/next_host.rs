@@ -28,7 +28,6 @@ const JITTER: f64 = 0.25;
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 
 /// The attempts of one request. The last host is the registry itself; the hosts before it are mirrors.
-#[derive(Debug)]
 pub(crate) struct Attempts {
     hosts: Vec<Candidate>,
     /// One random value for all backoffs of the request. It changes the times of retries, but not the order of hosts.
@@ -39,7 +38,7 @@ pub(crate) struct Attempts {
     pub(crate) is_underway: bool,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Candidate {
     host: usize,
     failures: u32,
@@ -164,7 +163,6 @@ impl Attempts {
 
 /// The time that one pull may spend on retries. It passes while at least one request is between a failure and its next
 /// success, so parallel failures spend it once.
-#[derive(Debug)]
 pub(crate) struct RetryBudget {
     total: Duration,
     /// Lower limits, which apply until the failed party (a host, or the target of a redirect) has served data.

@@ -35,10 +35,15 @@ use crate::{image_archive::ArchiveBlobs, manifest::printable};
 const REPORTS_MAX: usize = 8;
 
 /// The session of one pull. Tokens exist only in their session, so that no session with another credential uses them.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct PullSession(Arc<SessionState>);
 
-#[derive(Debug)]
+impl fmt::Debug for PullSession {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PullSession({})", self.reference)
+    }
+}
+
 pub(crate) struct SessionState {
     pub(super) shared: Arc<Shared>,
     pub(super) reference: Reference,
@@ -68,14 +73,7 @@ struct Reports {
     missed: Vec<PullEvent>,
 }
 
-impl fmt::Debug for Reports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Reports")
-    }
-}
-
 /// A host, and the credential that the host may receive.
-#[derive(Debug)]
 pub(crate) struct SessionHost {
     pub(crate) host: Host,
     pub(crate) credential: Option<Credential>,

@@ -21,7 +21,7 @@ const UNIX_TIME_MIN: Duration = Duration::from_secs(1_000_000_000);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Account(u64);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct RateLimits {
     salt: RandomState,
     ends: Mutex<HashMap<(Origin, Account), Instant>>,

@@ -36,7 +36,7 @@ const FRESH_REDIRECTS: Retry = Retry::Again { times: 2 };
 const HELD_SPREAD: Duration = Duration::from_millis(200);
 const REPORTED_WAIT_MIN: Duration = Duration::from_millis(500);
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Query {
     pub(crate) path: String,
     pub(crate) is_head: bool,

@@ -83,7 +83,7 @@ impl PullSession {
     }
 }
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct BlobSource {
     session: PullSession,
     descriptor: Descriptor,
@@ -91,7 +91,7 @@ pub(crate) struct BlobSource {
 }
 
 /// The results of the blob's requests at each host (an index in the session's list).
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct HostNotes {
     served: BTreeSet<usize>,
     counted: BTreeSet<usize>,
@@ -257,7 +257,6 @@ impl BlobSource {
     }
 }
 
-#[derive(Debug)]
 struct Sender {
     body: BodyReader,
     host: usize,
@@ -269,7 +268,6 @@ struct Sender {
     is_counted: bool,
 }
 
-#[derive(Debug)]
 pub(crate) struct BlobStream {
     source: BlobSource,
     sender: Option<Sender>,

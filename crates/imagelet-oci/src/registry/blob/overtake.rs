@@ -30,7 +30,7 @@ pub(super) struct Lead<'a> {
 }
 
 /// The race of the current connection and its rival, which is the second request. At most one rival runs.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct Race {
     delivered: Arc<AtomicU64>,
     begun: u32,

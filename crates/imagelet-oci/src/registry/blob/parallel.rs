@@ -44,7 +44,6 @@ impl ReaderWait {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct RangedStream {
     source: BlobSource,
     reader_wait: ReaderWait,
@@ -62,7 +61,6 @@ pub(crate) struct RangedStream {
     race: Race,
 }
 
-#[derive(Debug)]
 struct Meter {
     received: AtomicU64,
     answered: AtomicUsize,
@@ -89,7 +87,6 @@ impl Meter {
     }
 }
 
-#[derive(Debug)]
 struct Part {
     held: mpsc::UnboundedReceiver<BufferedBytes>,
     task: AbortOnDropHandle<Result<BlobStream, RuntimeError>>,

@@ -36,7 +36,6 @@ pub(crate) struct TransferSample {
     pub(crate) has_room: bool,
 }
 
-#[derive(Debug)]
 pub(crate) struct Pace {
     pub(crate) connections: usize,
     rate: u64,

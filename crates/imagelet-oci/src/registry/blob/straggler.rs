@@ -38,7 +38,7 @@ pub(super) fn is_straggler(window: Window, left: u64, usual: Option<f64>) -> boo
     rate < usual * SLOW_SHARE && gain >= GAIN_MIN.as_secs_f64()
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct ConnectionRates(Mutex<VecDeque<f64>>);
 
 impl ConnectionRates {
@@ -59,10 +59,10 @@ impl ConnectionRates {
 }
 
 /// Measures one connection. Other tasks read the meter while the connection waits.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct WindowMeter(Mutex<Metered>);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct Metered {
     host: usize,
     window: Window,

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::registry::path_check::steps::record;
 
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub(crate) struct Connector {
     pub(crate) tls: Option<Arc<ClientConfig>>,
     pub(crate) dial_timeout: Duration,

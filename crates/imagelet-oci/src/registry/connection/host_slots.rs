@@ -7,7 +7,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
     sync::{Arc, Mutex},
 };
 
@@ -20,7 +19,6 @@ use crate::registry::locked;
 /// From this number of hosts on, hosts without a request are removed.
 const HOSTS_MAX: usize = 1024;
 
-#[derive(Debug)]
 pub(crate) struct HostPermits {
     max: usize,
     hosts: Mutex<HashMap<(String, u16), Arc<Semaphore>>>,
@@ -46,13 +44,11 @@ impl HostPermits {
     }
 }
 
-#[derive(Debug)]
 pub(crate) struct HostSlots {
     all: HostPermits,
     ahead: HostPermits,
 }
 
-#[derive(Debug)]
 pub(crate) struct HostSlot {
     _slot: OwnedSemaphorePermit,
     _ahead: Option<OwnedSemaphorePermit>,
@@ -100,12 +96,6 @@ impl Urgency {
 
     pub(crate) async fn raised(&self) {
         self.is_next.cancelled().await;
-    }
-}
-
-impl fmt::Debug for Urgency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Urgency {{ is_next: {} }}", self.is_next.is_cancelled())
     }
 }
 

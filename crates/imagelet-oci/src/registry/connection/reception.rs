@@ -18,7 +18,6 @@ use crate::registry::{
     locked,
 };
 
-#[derive(Debug)]
 pub(crate) struct Reception {
     silence_max: Option<Duration>,
     silence: SharedClock,
@@ -80,7 +79,7 @@ tokio::task_local! {
 }
 
 /// The response head that an attempt waits for. The code that runs the attempts decides when the head is late.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct HeadWait(Mutex<Option<AwaitedHead>>);
 
 #[derive(Clone, Debug)]
@@ -119,10 +118,8 @@ pub(crate) fn no_answer(place: &str, stage: Stage, silent: Silent) -> Failure {
 }
 
 /// The time in which at least one task waits. Parallel waits count once.
-#[derive(Debug)]
 pub(crate) struct SharedClock(Mutex<Passed>);
 
-#[derive(Debug)]
 struct Passed {
     time: Duration,
     running: usize,
@@ -130,7 +127,6 @@ struct Passed {
 }
 
 /// The clock runs until the guard is dropped.
-#[derive(Debug)]
 pub(crate) struct Running<'a>(&'a SharedClock);
 
 impl SharedClock {

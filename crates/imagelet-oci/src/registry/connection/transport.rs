@@ -40,7 +40,6 @@ const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// If a `HeadWait` watches the wait for a head, the wait lasts this many deadlines: other attempts run in parallel.
 const LATE_HEADS: u32 = 4;
 
-#[derive(Debug)]
 pub(crate) struct Transport {
     pub(crate) clients: Clients,
     pub(crate) slots: HostSlots,
@@ -53,7 +52,6 @@ pub(crate) struct Transport {
     pub(crate) user_agent: HeaderValue,
 }
 
-#[derive(Debug)]
 pub(crate) struct Request {
     pub(crate) target: Target,
     pub(crate) connection: ConnectionSettings,
@@ -69,7 +67,6 @@ pub(crate) struct Request {
     pub(crate) urgency: Option<Arc<Urgency>>,
 }
 
-#[derive(Debug)]
 pub(crate) enum RequestKind {
     Get,
     Head,
@@ -77,7 +74,6 @@ pub(crate) enum RequestKind {
     Form(Secret),
 }
 
-#[derive(Debug)]
 pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
@@ -316,7 +312,6 @@ impl ReadError {
 }
 
 /// Reads one body. The wait for each chunk is limited; the time between two reads does not count.
-#[derive(Debug)]
 pub(crate) struct BodyReader {
     incoming: Incoming,
     limit: Duration,

@@ -475,7 +475,7 @@ async fn a_rate_limit_is_waited_out_for_as_long_as_the_registry_asks_by_all_of_a
     let began = tokio::time::Instant::now();
     for (status, asked) in [(429, 7), (503, 59)] {
         fake.trick("/v1", 1, answer(status, &[("retry-after", &asked.to_string())], ""));
-        let failure = session.send_to_host(0, &query).await.unwrap_err();
+        let failure = session.send_to_host(0, &query).await.map(drop).unwrap_err();
         let mut attempts = Attempts::new([0]);
         session.record_failure(&mut attempts, 0, failure, began);
         let next = attempts.next(tokio::time::Instant::now(), |index| session.standing(index)).unwrap();

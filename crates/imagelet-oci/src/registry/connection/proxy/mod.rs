@@ -46,7 +46,7 @@ pub struct ProxyRule {
 #[error("{0}")]
 pub struct ProxyRuleError(String);
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Proxies {
     rules: ProxyRules,
     https: Option<Result<Arc<Proxy>, ProxyRuleError>>,

@@ -51,7 +51,6 @@ const IDLE_TIMEOUT: Duration = Duration::from_mins(1);
 
 pub(crate) type HttpClient = Client<BoxCloneSyncService<Uri, TokioIo<RegistryConnection>, ConnectError>, Full<Bytes>>;
 
-#[derive(Debug)]
 pub(crate) struct Clients {
     provider: Arc<CryptoProvider>,
     /// Loaded at the first use of TLS. Loopback registries and offline commands do not need the roots.
