@@ -1,13 +1,5 @@
 //! Credential provider plugins, as the kubelet runs them (`docs/spec/pull.md §7`).
 //!
-//! ```text
-//! config    the file or folder with the list of providers     validate  its rules
-//! plugin    one provider: when it runs, and for which image   cache     its responses, until they expire
-//! plugin_protocol  request and response                       exec      one run, which leaves no process behind
-//! redact    removes secrets from its output                   meters    metrics
-//! helper    credential helpers of a docker configuration, run the same way
-//! ```
-//!
 //! [`CredentialProvider`] is the port to all credential sources other than configuration documents. Nothing is written
 //! to disk. A plugin receives the image, and on request a service account token, only on its standard input.
 
