@@ -15,19 +15,12 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     BlobSource, BlobStream, TWICE_MAX,
-    straggler::{Window, WindowMeter, is_straggler},
+    straggler::{WindowMeter, is_straggler},
 };
 use crate::registry::locked;
 
 /// Maximum number of second requests of one blob. With [`TWICE_MAX`] it bounds the bytes that are received twice.
 const RIVALS_MAX: u32 = 16;
-
-/// The current connection, which delivers the next bytes.
-pub(super) struct Lead<'a> {
-    pub(super) source: &'a BlobSource,
-    pub(super) meter: &'a WindowMeter,
-    pub(super) rest: Range<u64>,
-}
 
 /// The race of the current connection and its rival, which is the second request. At most one rival runs.
 #[derive(Default)]
@@ -48,54 +41,59 @@ impl Race {
         self.rival = None;
     }
 
-    /// Waits until the rival is ahead. Returns its next bytes and its stream. Dropping the future loses no bytes.
-    pub(super) async fn overtaken(&mut self, lead: Lead<'_>) -> (Bytes, BlobStream) {
-        self.delivered(lead.rest.start);
-        let mut last = lead.meter.take_last();
+    /// Waits until the rival is ahead. Returns its next bytes and its stream. Dropping the future loses no bytes. `meter`
+    /// measures the current connection, which still has to deliver `rest`.
+    pub(super) async fn overtaken(
+        &mut self,
+        source: &BlobSource,
+        meter: &WindowMeter,
+        rest: Range<u64>,
+    ) -> (Bytes, BlobStream) {
+        self.delivered(rest.start);
+        let mut last = meter.take_last();
         loop {
             if let Some(rival) = &mut self.rival {
                 let ended = rival.await;
                 self.rival = None;
                 let Ok(Some((mut bytes, stream))) = ended else { continue };
-                let known = lead.rest.start.saturating_sub(stream.reached - bytes.len() as u64);
+                let known = rest.start.saturating_sub(stream.reached - bytes.len() as u64);
                 if known >= bytes.len() as u64 {
                     let raced = race(stream, self.from, Arc::clone(&self.delivered));
                     self.rival = Some(AbortOnDropHandle::new(tokio::spawn(raced)));
                     continue;
                 }
                 bytes.advance(usize::try_from(known).unwrap_or(usize::MAX));
-                let slow = lead.meter.host();
+                let slow = meter.host();
                 if stream.sender.as_ref().is_some_and(|sender| sender.host != slow) {
-                    locked(&lead.source.notes).slow.insert(slow);
+                    locked(&source.notes).slow.insert(slow);
                 }
                 return (bytes, stream);
             }
             if self.begun == RIVALS_MAX {
                 return pending().await;
             }
-            if let Some(window) = last.take() {
-                self.check(&lead, window);
+            let window = if let Some(window) = last.take() {
+                window
             } else {
-                sleep(lead.meter.ends_in(Instant::now())).await;
-                self.check(&lead, lead.meter.window(Instant::now()));
+                sleep(meter.ends_in(Instant::now())).await;
+                meter.window(Instant::now())
+            };
+            if is_straggler(window, rest.end - rest.start, source.session.rates.usual()) {
+                self.begin_rival(source, meter.host(), &rest);
             }
         }
     }
 
-    fn check(&mut self, lead: &Lead<'_>, window: Window) {
-        let Range { start, end } = lead.rest;
-        if !is_straggler(window, end - start, lead.source.session.rates.usual()) {
-            return;
-        }
-        let slow = lead.meter.host();
-        let Some(host) = lead.source.rival_host(slow, start) else { return };
-        let place = |host: usize| lead.source.session.hosts[host].host.origin.authority();
+    fn begin_rival(&mut self, source: &BlobSource, slow: usize, rest: &Range<u64>) {
+        let Range { start, end } = *rest;
+        let Some(host) = source.rival_host(slow, start) else { return };
+        let place = |host: usize| source.session.hosts[host].host.origin.authority();
         tracing::debug!(
-            blob = %lead.source.descriptor.digest, host = place(slow), rival = place(host), from = start,
+            blob = %source.descriptor.digest, host = place(slow), rival = place(host), from = start,
             "a connection is far slower than the others; requesting its rest a second time"
         );
         (self.begun, self.from) = (self.begun + 1, start);
-        let mut stream = lead.source.stream_ahead(start..end);
+        let mut stream = source.stream_ahead(start..end);
         let delivered = Arc::clone(&self.delivered);
         let opened =
             async move { if stream.open_at(host).await { race(stream, start, delivered).await } else { None } };

@@ -9,7 +9,7 @@ use std::{
     ops::Range,
     pin::pin,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     time::Duration,
@@ -25,7 +25,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     BlobSource, BlobStream,
-    overtake::{Lead, Race},
+    overtake::Race,
     range_concurrency::{PART, Pace, RANGED_MIN, TransferSample},
     straggler::WindowMeter,
 };
@@ -61,29 +61,21 @@ pub(crate) struct RangedStream {
     race: Race,
 }
 
+#[derive(Default)]
 struct Meter {
     received: AtomicU64,
     answered: AtomicUsize,
-    /// The shortest time to an answer, in nanoseconds. Longer times may include waits for a connection or a token.
-    answer: AtomicU64,
-}
-
-impl Default for Meter {
-    fn default() -> Self {
-        Self { received: AtomicU64::new(0), answered: AtomicUsize::new(0), answer: AtomicU64::new(u64::MAX) }
-    }
+    /// The shortest time to an answer. Longer times may include waits for a connection or a token.
+    answer: Mutex<Option<Duration>>,
 }
 
 impl Meter {
     async fn answered_after(&self, stream: &mut BlobStream) -> Result<(), RuntimeError> {
         let asked = Instant::now();
         stream.ready().await?;
-        self.answer.fetch_min(u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        let mut shortest = locked(&self.answer);
+        *shortest = [*shortest, Some(asked.elapsed())].into_iter().flatten().min();
         Ok(())
-    }
-
-    fn answer(&self) -> Duration {
-        Duration::from_nanos(self.answer.load(Ordering::Relaxed))
     }
 }
 
@@ -160,11 +152,10 @@ impl RangedStream {
         let part = turned.as_ref();
         let head_meter = Arc::clone(part.map_or(&head.meter, |part| &part.meter));
         let end = part.map_or(head.end, |part| part.end);
-        let lead = Lead { source, meter: &head_meter, rest: *delivered..end };
         let (bytes, stream) = tokio::select! {
             biased;
             bytes = next_of(turned, head, meter) => return bytes,
-            overtaken = race.overtaken(lead) => overtaken,
+            overtaken = race.overtaken(source, &head_meter, *delivered..end) => overtaken,
         };
         meter.received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
         stream.urgency.raise();
@@ -221,7 +212,7 @@ impl RangedStream {
         let left = self.head.end - self.head.reached;
         if self.ahead.is_empty()
             && self.turned.is_none()
-            && left <= self.pace.lead(self.meter.answer())
+            && left <= self.pace.lead(locked(&self.meter.answer).unwrap_or(Duration::MAX))
             && self.planned < size
         {
             self.begin(None);
