@@ -40,8 +40,8 @@ pub use layer_sink::{
 pub use machine::{FetchSizes, Machine};
 pub use pipeline::LayerLimits;
 pub use registry::{
-    Bandwidth, ImageDocument, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules,
-    RegistryConfig, RegistryTimeouts, check_login, check_path, check_registry_files, registry_hosts,
+    Bandwidth, ImageDocument, LoginCheck, PathReport, PathStep, ProxyConfig, ProxyRule, ProxyRules, RegistryConfig,
+    RegistryTimeouts, check_login, check_path, check_registry_files, registry_hosts,
 };
 pub use store::{Access, DocumentBytes, Durability, command_of_owner};
 pub use unpack::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};

@@ -343,7 +343,7 @@ fn proxy_rules(entries: &[ProxyKeys], found: &mut Violations) -> ProxyRules {
 
 fn proxy_rule(entry: &ProxyKeys) -> Result<ProxyRule, String> {
     let ProxyKeys { hosts, proxy: ProxyUrl(proxy), password_file } = entry;
-    let rule = |password| ProxyRule::new(hosts, proxy, password).map_err(|error| error.to_string());
+    let rule = |password| ProxyRule::new(hosts, proxy, password);
     let Some(path) = password_file else { return rule(None) };
     let shown = path.display();
     if !path.is_absolute() {

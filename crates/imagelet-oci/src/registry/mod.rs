@@ -46,7 +46,7 @@ use crate::{
 
 pub use self::bandwidth::Bandwidth;
 pub(crate) use self::blob::parallel::{RangedStream, ReaderWait};
-pub use self::connection::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
+pub use self::connection::{ProxyConfig, ProxyRule, ProxyRules};
 pub use self::hosts::check_registry_files;
 pub use self::login::{LoginCheck, check_login};
 pub use self::path_check::{PathReport, PathStep, check_path, registry_hosts};

@@ -13,7 +13,7 @@ use super::{
     dial::{DialError, dial},
     host_slots::HostPermits,
     origin::{Origin, Target},
-    proxy::{Proxy, ProxyRuleError, TunnelError, tunnel, without_brackets},
+    proxy::{Proxy, TunnelError, tunnel, without_brackets},
     stream::RegistryConnection,
     tls::client_certificate::watched,
 };
@@ -42,8 +42,8 @@ pub(crate) enum ConnectError {
     Tls(#[source] io::Error),
     #[error("TLS was not set up within {} s", .0.as_secs_f32())]
     TlsLate(Duration),
-    #[error(transparent)]
-    BadProxy(#[from] ProxyRuleError),
+    #[error("{0}")]
+    BadProxy(String),
     #[error("proxy `{proxy}` cannot be reached")]
     ProxyAway { proxy: String, source: Box<ConnectError> },
     #[error("proxy `{proxy}` does not connect to `{host}`")]

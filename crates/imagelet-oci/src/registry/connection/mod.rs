@@ -16,7 +16,7 @@ use std::{error::Error, fmt};
 
 use hyper_util::client::legacy::Error as ClientError;
 
-pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRuleError, ProxyRules};
+pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRules};
 #[cfg(test)]
 pub(super) use self::reception::{AwaitedHead, awaits};
 pub(super) use self::{

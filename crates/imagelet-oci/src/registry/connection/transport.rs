@@ -242,7 +242,7 @@ impl Transport {
         let (place, stage) = (head.place.clone(), head.stage);
         if connection.proxy.is_none() {
             let chosen = self.clients.proxies.choose(origin);
-            connection.proxy = chosen.map_err(|bad| unreachable(&place, stage, ConnectError::from(bad)))?;
+            connection.proxy = chosen.map_err(|bad| unreachable(&place, stage, ConnectError::BadProxy(bad)))?;
         }
         let forwards = connection.proxy.as_deref().filter(|proxy| proxy.forwards(origin.is_https));
         if let Some(authorization) = forwards.and_then(|proxy| proxy.authorization.clone()) {

@@ -41,16 +41,11 @@ pub struct ProxyRule {
     proxy: Option<Arc<Proxy>>,
 }
 
-/// An invalid proxy rule or variable. The message does not repeat the URL.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ProxyRuleError(String);
-
 #[derive(Default)]
 pub(crate) struct Proxies {
     rules: ProxyRules,
-    https: Option<Result<Arc<Proxy>, ProxyRuleError>>,
-    http: Option<Result<Arc<Proxy>, ProxyRuleError>>,
+    https: Option<Result<Arc<Proxy>, String>>,
+    http: Option<Result<Arc<Proxy>, String>>,
     bypass: Vec<HostPattern>,
 }
 
@@ -83,28 +78,27 @@ impl ProxyRule {
     ///
     /// # Errors
     /// `hosts` is empty or too long, a pattern or the URL is invalid, or the URL has no user for `password` or already
-    /// has a password.
-    pub fn new(hosts: &[String], proxy: &str, password: Option<&Secret>) -> Result<Self, ProxyRuleError> {
+    /// has a password. The message does not repeat the URL.
+    pub fn new(hosts: &[String], proxy: &str, password: Option<&Secret>) -> Result<Self, String> {
         if hosts.is_empty() {
-            return Err(ProxyRuleError("it names no hosts".to_owned()));
+            return Err("it names no hosts".to_owned());
         }
         if hosts.len() > PATTERNS_MAX {
-            return Err(ProxyRuleError(format!("it has {} hosts; the limit is {PATTERNS_MAX}", hosts.len())));
+            return Err(format!("it has {} hosts; the limit is {PATTERNS_MAX}", hosts.len()));
         }
         let pattern = |text: &String| {
             let is_url = text.contains("://") || text.contains('@');
             let pattern = HostPattern::parse_strict(text).filter(|_| !is_url);
             // The text before an `@` may be a password.
             let shown = text.rsplit('@').next().unwrap_or_default();
-            let problem = || format!("`{}` is no host, `.suffix`, address, network or `*`", printable(shown));
-            pattern.ok_or_else(|| ProxyRuleError(problem()))
+            pattern.ok_or_else(|| format!("`{}` is no host, `.suffix`, address, network or `*`", printable(shown)))
         };
         let hosts = hosts.iter().map(pattern).collect::<Result<_, _>>()?;
         let proxy = match (proxy, password) {
             ("" | "none", None) => None,
-            ("" | "none", Some(_)) => Err(ProxyRuleError("it has a password, and its hosts have no proxy".to_owned()))?,
+            ("" | "none", Some(_)) => return Err("it has a password, and its hosts have no proxy".to_owned()),
             (url, password) => {
-                let bad = |problem| ProxyRuleError(format!("its proxy cannot be used: {problem}"));
+                let bad = |problem| format!("its proxy cannot be used: {problem}");
                 Some(Arc::new(Proxy::parse_strict(url, password).map_err(bad)?))
             }
         };
@@ -117,7 +111,7 @@ impl Proxies {
         let read = |variable: &str, url: &Option<Secret>| {
             let url = url.as_ref().filter(|url| !url.expose().is_empty())?;
             let bad = |problem| format!("the proxy in `{variable}` or `ALL_PROXY` cannot be used: {problem}");
-            Some(Proxy::parse(url.expose()).map(Arc::new).map_err(|problem| ProxyRuleError(bad(problem))))
+            Some(Proxy::parse(url.expose()).map(Arc::new).map_err(bad))
         };
         let (https, http) = (read("HTTPS_PROXY", &config.https), read("HTTP_PROXY", &config.http));
         // An item of `NO_PROXY` that names no host is ignored.
@@ -125,7 +119,7 @@ impl Proxies {
         Self { rules: config.rules.clone(), https, http, bypass }
     }
 
-    pub(crate) fn choose(&self, origin: &Origin) -> Result<Option<Arc<Proxy>>, ProxyRuleError> {
+    pub(crate) fn choose(&self, origin: &Origin) -> Result<Option<Arc<Proxy>>, String> {
         if origin.is_loopback() {
             return Ok(None);
         }
@@ -226,7 +220,7 @@ mod tests {
         ProxyConfig { https: secret(https), http: secret(http), no_proxy, rules: ProxyRules::default() }
     }
 
-    fn choice(config: &ProxyConfig, url: &str) -> Result<Option<String>, ProxyRuleError> {
+    fn choice(config: &ProxyConfig, url: &str) -> Result<Option<String>, String> {
         let origin = Target::parse(url).expect(url).origin;
         Proxies::new(config).choose(&origin).map(|proxy| proxy.map(|proxy| proxy.to_string()))
     }
@@ -298,7 +292,7 @@ mod tests {
             &format!("socks5://{}:hunter2@p", "u".repeat(256)),
         ] {
             let config = config(url, "", "direct.example");
-            let error = choice(&config, "https://r.example").expect_err(url).to_string();
+            let error = choice(&config, "https://r.example").expect_err(url);
             assert!(error.contains("`HTTPS_PROXY`") && !error.contains("hunter2"), "{error}");
             for url in ["https://direct.example", "http://r.example"] {
                 assert_eq!(choice(&config, url), Ok(None));
@@ -358,7 +352,7 @@ mod tests {
             (hosts(&["a.example"]), "user:hunter2@p", "no scheme"),
             (hosts(&["a.example"]), "ftp://user:hunter2@p", "scheme is not"),
         ] {
-            let error = ProxyRule::new(&patterns, proxy, None).unwrap_err().to_string();
+            let error = ProxyRule::new(&patterns, proxy, None).unwrap_err();
             assert!(error.contains(words) && !error.contains("hunter2"), "{error}");
         }
         ProxyRule::new(&vec!["a.example".to_owned(); PATTERNS_MAX + 1], "none", None).unwrap_err();
@@ -369,7 +363,7 @@ mod tests {
             ("socks5://u@p", &"hunter2".repeat(50), "longer than 255 bytes"),
         ] {
             let rule = ProxyRule::new(&hosts(&["a.example"]), proxy, Some(&Secret::new(password)));
-            let error = rule.unwrap_err().to_string();
+            let error = rule.unwrap_err();
             assert!(error.contains(words) && !error.contains("hunter2") && !error.contains("other"), "{error}");
         }
         let password = Secret::new("hunt%40er2");
