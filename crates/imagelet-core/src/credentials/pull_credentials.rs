@@ -47,9 +47,8 @@ impl PullCredentials {
         self.registry.iter().chain(self.hosts.iter().flat_map(|host| &host.credentials))
     }
 
-    /// The credentials that opened the image in an attempt. `senders` are the hosts that sent data. Returns their
-    /// credentials without those of the node, which would permit every pod. If none is left, returns the registry's
-    /// credential.
+    /// The credentials of the hosts that sent data, without those of the node, which would permit every pod. If none is
+    /// left, the registry's credential.
     pub(crate) fn opened_by(&self, attempt: usize, senders: &[String]) -> Vec<&TrackedCredential> {
         let senders = self.hosts.iter().filter(|host| senders.contains(&host.host));
         let own: Vec<_> = senders.filter_map(|host| at(&host.credentials, attempt)).collect();

@@ -1,8 +1,4 @@
 //! The health of registry hosts, shared by all pulls and saved for the next process (`docs/spec/pull.md §13.4`).
-//!
-//! A host in bad health is tried last: for one repository, or for all repositories if two repositories or the host
-//! itself failed. After a delay, which grows with each failure, a probe is sent outside of the pulls. If the host
-//! answers the probe, the next request to the host decides.
 
 use std::{
     collections::HashMap,

@@ -1,8 +1,6 @@
 //! Decides which host gets the next attempt of a request, and when (`docs/spec/pull.md §13.3`); does no I/O.
 //!
-//! The host with the shortest expected delay is next. The delay is the backoff after a failure, the wait that a host
-//! requests, or `BAD_HEALTH_DELAY` for bad health. So a host is tried again only after the other hosts. All retries of
-//! a pull share a budget (`docs/spec/pull.md §13.5`).
+//! All retries of a pull share a budget (`docs/spec/pull.md §13.5`).
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -161,8 +159,7 @@ impl Attempts {
     }
 }
 
-/// The time that one pull may spend on retries. It passes while at least one request is between a failure and its next
-/// success, so parallel failures spend it once.
+/// The time that one pull may spend on retries. Parallel failures spend it once.
 pub(crate) struct RetryBudget {
     total: Duration,
     /// Lower limits, which apply until the failed party (a host, or the target of a redirect) has served data.

@@ -192,8 +192,7 @@ impl PullSession {
         }
     }
 
-    /// The hosts that sent content, then hosts that failed. All hosts that sent content are listed, because they show
-    /// which credential opened the image.
+    /// All hosts that sent content, because they show which credential opened the image, then hosts that failed.
     pub(crate) fn senders(&self) -> Vec<PullHost> {
         let mut hosts: Vec<PullHost> = self.hosts.iter().map(|host| host.sent().clone()).collect();
         for host in &mut hosts {

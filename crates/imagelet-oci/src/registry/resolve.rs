@@ -44,10 +44,9 @@ pub(crate) struct Resolved {
 }
 
 impl Resolved {
-    /// Checks the configuration against the platform. Returns the mismatch as `Some` if the image is accepted although
-    /// its configuration has another platform. As in the runtimes, a platform in the index decides, because the
-    /// configuration of a cross-built image is often wrong. Without an index, another architecture is accepted, because
-    /// the node may emulate it. It is rejected if the caller named the platform (`is_given`).
+    /// Returns the mismatch as `Some` if the image is accepted although its configuration has another platform. As in the
+    /// runtimes, a platform in the index decides, because the configuration of a cross-built image is often wrong. Without
+    /// an index, the node may emulate another architecture, unless the caller named the platform (`is_given`).
     pub(crate) fn check_platform(
         &self,
         config: &ImageConfig,

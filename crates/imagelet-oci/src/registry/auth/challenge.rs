@@ -38,9 +38,8 @@ impl Challenge {
         self.parameters.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Adds a parameter, and returns whether it is valid. Of a repeated name, the first value counts. A parameter is
-    /// invalid if it is malformed, if there are too many, or if a second `realm` or `service` differs: these two decide
-    /// where a credential is sent.
+    /// Returns whether the parameter is valid. Of a repeated name, the first value counts. A second `realm` or
+    /// `service` must not differ, because these two decide where a credential is sent.
     fn add(&mut self, text: &str) -> bool {
         let parts = PARAMETER.captures(text);
         let Some((name, value)) = parts.and_then(|parts| Some((parts[1].to_ascii_lowercase(), value(&parts[2])?)))
@@ -58,8 +57,7 @@ impl Challenge {
     }
 }
 
-/// Reads a quoted or plain value. Some registries send a plain value with spaces. A later word with `=` is rejected,
-/// because it may be another parameter.
+/// Some registries send a plain value with spaces. A later word with `=` may be another parameter.
 fn value(text: &str) -> Option<String> {
     if text.starts_with('"') {
         return Some(ESCAPED.replace_all(&QUOTED.captures(text)?[1], "$1").into_owned());
@@ -68,8 +66,7 @@ fn value(text: &str) -> Option<String> {
     (!text.is_empty() && !text.contains('"') && is_one).then(|| text.to_owned())
 }
 
-/// The challenges of all headers. A malformed `Bearer` challenge is skipped; the parameters of other schemes are not
-/// used. Fails if the headers are too long, have too many challenges, or are malformed and have no supported challenge.
+/// The challenges of all headers, without malformed `Bearer` challenges. The parameters of other schemes are not used.
 pub(crate) fn challenges(headers: &HeaderMap) -> Result<Vec<Challenge>, String> {
     let values = || headers.get_all(header::WWW_AUTHENTICATE).iter();
     if values().map(http::HeaderValue::len).sum::<usize>() > CHALLENGE_BYTES_MAX {

@@ -160,8 +160,7 @@ impl BlobSource {
         Query { path, is_head: false, range: None, is_tag: false, subject, urgency: Arc::clone(urgency) }
     }
 
-    /// The host for a second request from `offset` on, because `slow` is too slow: another healthy host, else the same
-    /// host. `None` if no host is suitable. A host that ignores ranges may repeat at most [`TWICE_MAX`] bytes.
+    /// The host for a second request from `offset` on, because `slow` is too slow: another healthy host, else the same.
     fn rival_host(&self, slow: usize, offset: u64) -> Option<usize> {
         let hosts = self.query(&Urgency::is_next()).hosts(&self.session).ok()?;
         let (usable, whole_only) = {
@@ -177,8 +176,7 @@ impl BlobSource {
         others.chain([slow]).find(suits)
     }
 
-    /// Records and logs the hosts that sent a wrong blob. After a digest mismatch, a host is tried once more, as the
-    /// last host. After another error, a mirror is not used again for the blob. Returns whether another fetch may help.
+    /// Records and logs the hosts that sent a wrong blob. Returns whether another fetch may help.
     pub(crate) fn distrust_senders(&self, error: &RuntimeError) -> bool {
         let mut notes = locked(&self.notes);
         let served = std::mem::take(&mut notes.served);
@@ -289,9 +287,8 @@ impl BlobStream {
         if self.sender.is_some() || is_empty { Ok(()) } else { self.open().await }
     }
 
-    /// The next bytes; `None` at the end of the span. A body that breaks off continues from its next byte, if possible
-    /// at the next host, with bounded retries. The time between two calls does not count as a wait for the network.
-    /// Dropping the future loses no bytes.
+    /// The next bytes; `None` at the end of the span. A body that breaks off continues from its next byte. Dropping the
+    /// future loses no bytes.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(sender) = &mut self.sender else {

@@ -41,8 +41,8 @@ impl Race {
         self.rival = None;
     }
 
-    /// Waits until the rival is ahead. Returns its next bytes and its stream. Dropping the future loses no bytes. `meter`
-    /// measures the current connection, which still has to deliver `rest`.
+    /// Waits until the rival of the connection that still has to deliver `rest` is ahead. Returns its next bytes and its
+    /// stream. Dropping the future loses no bytes.
     pub(super) async fn overtaken(
         &mut self,
         source: &BlobSource,

@@ -145,8 +145,7 @@ impl RangedStream {
         }
     }
 
-    /// The next bytes of the current connection, or of the rival that overtakes it. `None` if the connection is at its
-    /// end, or if the part has no more bytes in memory.
+    /// The next bytes of the current connection or of its rival. `None` at the end of the bytes in memory.
     async fn step(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         let Self { source, head, turned, race, meter, delivered, .. } = self;
         let part = turned.as_ref();

@@ -228,9 +228,7 @@ impl Transport {
         }
     }
 
-    /// Sends one request over one connection. The deadline for the head starts when the connection is made; the
-    /// connector has separate deadlines. If a `HeadWait` watches the wait, the code that runs the attempts decides when
-    /// the head is late.
+    /// The deadline for the head starts when the connection is made; the connector has separate deadlines.
     async fn exchange_once(
         &self,
         mut request: http::Request<Full<Bytes>>,

@@ -187,8 +187,7 @@ fn headers(settings: BTreeMap<String, OneOrMany<String>>) -> Result<HeaderMap, S
     Ok(headers)
 }
 
-/// Adds the certificates in a folder. As in containers/image, an authority that is a link to a missing file is skipped:
-/// packages link to files of other packages. A folder that this user may not read is skipped, too.
+/// As in containers/image, an authority that is a link to a missing file is skipped: packages link to other packages.
 fn with_certificates(mut host: Host, folder: &Path, found: &mut Vec<String>) -> Result<Host, RuntimeError> {
     let unusable = |problem: String| complaint(folder, &problem);
     let entries = match std::fs::read_dir(folder) {

@@ -1,10 +1,4 @@
 //! Reads which hosts serve a registry's content (`docs/spec/pull.md §13.1`). The default is the registry itself.
-//!
-//! ```text
-//! DIRECTORY/     containerd's tree of HOST/hosts.toml
-//! FILE.conf      registries.conf of containers/image
-//! FILE.yaml      registries.yaml of k3s and RKE2
-//! ```
 
 mod certs_d;
 mod registries_conf;

@@ -217,8 +217,7 @@ impl Registry {
         if self.prefix.is_empty() { &self.location } else { &self.prefix }
     }
 
-    /// The rest of a name after the prefix. The rest starts with a slash, or with a colon if the prefix has no port.
-    /// The prefix `*.example.com` matches each subdomain.
+    /// The name after the prefix, from a slash or a colon on. The prefix `*.example.com` matches each subdomain.
     fn matched<'a>(&self, name: &'a str) -> Option<&'a str> {
         let prefix = self.prefix();
         let rest = match prefix.strip_prefix('*') {

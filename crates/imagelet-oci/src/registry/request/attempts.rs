@@ -1,7 +1,4 @@
 //! Runs the attempts of one request. The next host is asked if a host fails, or in parallel if its answer is late.
-//!
-//! A registry that fetches on demand sends the response head late. So its attempt continues while the next host is
-//! asked. The first answer is used.
 
 #[cfg(test)]
 mod tests;
@@ -98,8 +95,7 @@ async fn next_event<'a, T>(runs: &mut Vec<Run<'a, T>>, head_max: Duration) -> Ev
 }
 
 impl PullSession {
-    /// Tries the hosts in turn until one succeeds, none is left, or the retry budget of the pull is spent. The caller
-    /// records the success of the host when the content is complete.
+    /// Tries the hosts in turn. The caller records the success of the host when the content is complete.
     pub(crate) async fn first_success<'a, T: 'a>(
         &'a self,
         attempts: &mut Attempts,

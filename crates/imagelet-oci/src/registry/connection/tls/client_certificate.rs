@@ -57,8 +57,7 @@ impl ClientCertificates {
         identities.iter().map(read).collect::<Result<_, _>>().map(Self)
     }
 
-    /// The first certificate that one of the server's authorities signed, else the first usable certificate: the
-    /// rejection of a certificate says more than the absence of one.
+    /// A certificate that the server's authorities signed, else any: its rejection says more than its absence.
     fn choose(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<&ClientCertificate> {
         let usable = || self.0.iter().filter(|certificate| certificate.key.key.choose_scheme(schemes).is_some());
         let is_named = |certificate: &&ClientCertificate| {
