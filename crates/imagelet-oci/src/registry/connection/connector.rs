@@ -1,6 +1,6 @@
 //! Makes one connection for the HTTP client: TCP, a proxy's tunnel, then TLS. Each step has its own deadline.
 
-use std::{io, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use http::Uri;
 use hyper_util::rt::TokioIo;
@@ -10,10 +10,11 @@ use tokio::time::{Instant, timeout};
 use tokio_rustls::TlsConnector;
 
 use super::{
-    dial::{DialError, dial},
+    ConnectError,
+    dial::dial,
     host_slots::HostPermits,
     origin::{Origin, Target},
-    proxy::{Proxy, TunnelError, tunnel, without_brackets},
+    proxy::{Proxy, tunnel, without_brackets},
     stream::RegistryConnection,
     tls::client_certificate::watched,
 };
@@ -28,26 +29,6 @@ pub(crate) struct Connector {
     pub(crate) proxy_tls: Option<Arc<ClientConfig>>,
     /// Limits connections to a host. The wait for a permit is short, because each request has a slot at the host.
     pub(crate) permits: Arc<HostPermits>,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum ConnectError {
-    #[error("the URL has no usable host")]
-    BadHost,
-    #[error("none of the connections to it became free within {} s", .0.as_secs_f32())]
-    Busy(Duration),
-    #[error(transparent)]
-    Dial(#[from] DialError),
-    #[error("TLS failed")]
-    Tls(#[source] io::Error),
-    #[error("TLS was not set up within {} s", .0.as_secs_f32())]
-    TlsLate(Duration),
-    #[error("{0}")]
-    BadProxy(String),
-    #[error("proxy `{proxy}` cannot be reached")]
-    ProxyAway { proxy: String, source: Box<ConnectError> },
-    #[error("proxy `{proxy}` does not connect to `{host}`")]
-    Tunnel { proxy: String, host: String, source: TunnelError },
 }
 
 impl Connector {
@@ -85,7 +66,8 @@ impl Connector {
             return Ok(stream);
         }
         let host = format!("{}:{}", origin.host(), origin.port);
-        let refused = |source| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source };
+        let refused =
+            |error| ConnectError::Tunnel { proxy: proxy.to_string(), host: host.clone(), source: Box::new(error) };
         let stream = tunnel(proxy, stream, &host).await.map_err(refused)?;
         record(Stage::Proxy, began, proxy, format!("connects to {host}"));
         Ok(stream)

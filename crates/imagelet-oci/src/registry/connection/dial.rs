@@ -10,6 +10,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
+use super::ConnectError;
 use crate::registry::path_check::steps::record;
 
 /// The delay after which the next address is tried in parallel, as RFC 8305 recommends.
@@ -19,42 +20,31 @@ const ADDRESSES_MAX: usize = 16;
 const SHOWN_MAX: usize = 4;
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum DialError {
-    #[error("no address of `{host}` was found")]
-    Unresolved { host: String, source: io::Error },
-    #[error("{}", listed(.0.iter().map(|(address, error)| format!("{address}: {error}")), "; ", " addresses"))]
-    Failed(Vec<(SocketAddr, io::Error)>),
-    #[error("no connection to `{host}` within {} s", .limit.as_secs_f32())]
-    Late { host: String, limit: Duration },
-}
-
 /// The first [`SHOWN_MAX`] texts, and how many `things` are left out.
-fn listed(texts: impl ExactSizeIterator<Item = impl ToString>, separator: &str, things: &str) -> String {
+pub(super) fn listed(texts: impl ExactSizeIterator<Item = impl ToString>, separator: &str, things: &str) -> String {
     let more = texts.len().saturating_sub(SHOWN_MAX);
     let text = texts.take(SHOWN_MAX).map(|text| text.to_string()).collect::<Vec<_>>().join(separator);
     if more == 0 { text } else { format!("{text}{separator}and {more} more{things}") }
 }
 
 /// Connects to a host. The limit covers the name lookup and all addresses.
-pub(crate) async fn dial(host: &str, port: u16, limit: Duration) -> Result<TcpStream, DialError> {
+pub(crate) async fn dial(host: &str, port: u16, limit: Duration) -> Result<TcpStream, ConnectError> {
     let connecting = async {
-        let unresolved = |source| DialError::Unresolved { host: host.to_owned(), source };
+        let unresolved = |source| ConnectError::Unresolved { host: host.to_owned(), source };
         let began = Instant::now();
         let found = tokio::net::lookup_host((host, port)).await.map_err(unresolved)?;
         let addresses = interleaved(found.take(ADDRESSES_MAX).collect());
         record(Stage::Dns, began, &host, listed(addresses.iter().map(SocketAddr::ip), ", ", ""));
         let began = Instant::now();
-        let none = || unresolved(io::Error::from(io::ErrorKind::NotFound));
         if addresses.is_empty() {
-            return Err(none());
+            return Err(unresolved(io::ErrorKind::NotFound.into()));
         }
-        let stream = race(addresses, connect).await.map_err(DialError::Failed)?;
+        let stream = race(addresses, connect).await.map_err(ConnectError::AllFailed)?;
         let peer = stream.peer_addr().map_or_else(|_| String::new(), |peer| peer.to_string());
         record(Stage::Connect, began, &format_args!("{host}:{port}"), peer);
         Ok(stream)
     };
-    let late = |_| DialError::Late { host: host.to_owned(), limit };
+    let late = |_| ConnectError::DialLate { host: host.to_owned(), limit };
     timeout(limit, connecting).await.map_err(late)?
 }
 
@@ -205,10 +195,10 @@ mod tests {
         drop(listener);
         let error = dial("127.0.0.1", port, Duration::from_secs(30)).await.unwrap_err();
         let refused = io::ErrorKind::ConnectionRefused;
-        assert!(matches!(&error, DialError::Failed(tried) if tried[0].1.kind() == refused), "{error}");
+        assert!(matches!(&error, ConnectError::AllFailed(tried) if tried[0].1.kind() == refused), "{error}");
         assert!(error.to_string().starts_with(&format!("127.0.0.1:{port}: ")), "{error}");
         let many = (0..9).map(|last| (([10, 0, 0, last], 1).into(), io::ErrorKind::TimedOut.into())).collect();
-        assert!(DialError::Failed(many).to_string().ends_with("; and 5 more addresses"));
+        assert!(ConnectError::AllFailed(many).to_string().ends_with("; and 5 more addresses"));
     }
 
     #[tokio::test]
@@ -217,7 +207,7 @@ mod tests {
         let port = full.address().parse::<SocketAddr>().unwrap().port();
         let began = Instant::now();
         let error = dial("127.0.0.1", port, Duration::from_secs(2)).await.unwrap_err();
-        assert!(matches!(error, DialError::Late { .. }) && began.elapsed() >= Duration::from_secs(2), "{error}");
+        assert!(matches!(error, ConnectError::DialLate { .. }) && began.elapsed() >= Duration::from_secs(2), "{error}");
         assert_eq!(error.to_string(), "no connection to `127.0.0.1` within 2 s");
     }
 }

@@ -10,13 +10,7 @@ use http::StatusCode;
 use imagelet_core::error::{ErrorClass, RuntimeError, Stage};
 use rustls::{AlertDescription, CertificateError, pki_types::UnixTime};
 
-use super::{
-    HttpError,
-    connector::ConnectError,
-    dial::DialError,
-    proxy::{Proxy, TunnelError},
-    stream::Rejected,
-};
+use super::{ConnectError, HttpError, proxy::Proxy, stream::Rejected};
 use crate::{manifest::printable, registry::error::unavailable};
 
 const PROXY_CREDENTIAL_HINT: &str = "set user and password in the URL of the proxy: `http://USER:PASSWORD@HOST:PORT`";
@@ -37,8 +31,8 @@ pub(crate) fn unreachable(host: &str, stage: Stage, cause: impl StdError + Send 
             let hint = "correct the variable, or name the registry in `NO_PROXY`".to_owned();
             Some((format!("could not reach registry `{host}`"), hint))
         }
-        (Some(ConnectError::Tunnel { source: TunnelError::Refused(status), .. }), _)
-            if *status == StatusCode::PROXY_AUTHENTICATION_REQUIRED =>
+        (Some(ConnectError::Tunnel { source, .. }), _)
+            if matches!(**source, ConnectError::ProxyRefused(StatusCode::PROXY_AUTHENTICATION_REQUIRED)) =>
         {
             Some((format!("could not reach registry `{host}`"), PROXY_CREDENTIAL_HINT.to_owned()))
         }
@@ -93,7 +87,7 @@ fn causes<'a>(error: &'a (dyn StdError + 'static)) -> impl Iterator<Item = &'a (
 }
 
 fn connect_fault(error: &(dyn StdError + 'static)) -> (ErrorClass, Stage) {
-    use ConnectError::{BadProxy, Dial, ProxyAway, Tls, TlsLate, Tunnel};
+    use ConnectError::{AllFailed, BadProxy, DialLate, ProxyAway, Tls, TlsLate, Tunnel, Unresolved};
     let failed = causes(error).find_map(|error| error.downcast_ref());
     let refusal = causes(error).find_map(|error| error.downcast_ref());
     match (failed, refusal) {
@@ -101,9 +95,9 @@ fn connect_fault(error: &(dyn StdError + 'static)) -> (ErrorClass, Stage) {
         _ if is_unexplained(error) => (ErrorClass::TlsFailed, Stage::Tls),
         (_, Some(rustls::Error::InvalidCertificate(_))) => (ErrorClass::CertificateInvalid, Stage::Tls),
         (_, Some(_)) => (ErrorClass::TlsFailed, Stage::Tls),
-        (Some(Dial(DialError::Unresolved { .. })), _) => (ErrorClass::HostNotFound, Stage::Dns),
-        (Some(Dial(DialError::Late { .. })), _) => (ErrorClass::Unreachable, Stage::Connect),
-        (Some(Dial(DialError::Failed(attempts))), _) => {
+        (Some(Unresolved { .. }), _) => (ErrorClass::HostNotFound, Stage::Dns),
+        (Some(DialLate { .. }), _) => (ErrorClass::Unreachable, Stage::Connect),
+        (Some(AllFailed(attempts)), _) => {
             // The class is that of the first address, which the resolver prefers.
             let class = attempts.first().and_then(|(_, error)| io_class(error));
             (class.unwrap_or(ErrorClass::ConnectionLost), Stage::Connect)

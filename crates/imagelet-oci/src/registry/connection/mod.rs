@@ -12,8 +12,9 @@ mod stream;
 mod tls;
 mod transport;
 
-use std::{error::Error, fmt};
+use std::{error::Error, fmt, io, net::SocketAddr, time::Duration};
 
+use http::StatusCode;
 use hyper_util::client::legacy::Error as ClientError;
 
 pub use self::proxy::{ProxyConfig, ProxyRule, ProxyRules};
@@ -28,6 +29,37 @@ pub(super) use self::{
     tls::Clients,
     transport::{BodyReader, ReadError, Request, RequestKind, Response, Transport, drain},
 };
+
+/// Why a connection to a host, or to its proxy, could not be made.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ConnectError {
+    #[error("the URL has no usable host")]
+    BadHost,
+    #[error("none of the connections to it became free within {} s", .0.as_secs_f32())]
+    Busy(Duration),
+    #[error("no address of `{host}` was found")]
+    Unresolved { host: String, source: io::Error },
+    #[error("{}", dial::listed(.0.iter().map(|(address, error)| format!("{address}: {error}")), "; ", " addresses"))]
+    AllFailed(Vec<(SocketAddr, io::Error)>),
+    #[error("no connection to `{host}` within {} s", .limit.as_secs_f32())]
+    DialLate { host: String, limit: Duration },
+    #[error("TLS failed")]
+    Tls(#[source] io::Error),
+    #[error("TLS was not set up within {} s", .0.as_secs_f32())]
+    TlsLate(Duration),
+    #[error("{0}")]
+    BadProxy(String),
+    #[error("proxy `{proxy}` cannot be reached")]
+    ProxyAway { proxy: String, source: Box<ConnectError> },
+    #[error("proxy `{proxy}` does not connect to `{host}`")]
+    Tunnel { proxy: String, host: String, source: Box<ConnectError> },
+    #[error("it answers {0}")]
+    ProxyRefused(StatusCode),
+    #[error("it answers `CONNECT` with no valid HTTP")]
+    ProxyBroken(#[source] HttpError),
+    #[error("it did not connect to `{host}` within {} s", proxy::TUNNEL_TIMEOUT.as_secs())]
+    TunnelLate { host: String },
+}
 
 /// An error of the HTTP client, displayed without wrappers of the library, such as `client error (Connect)`.
 #[derive(Debug)]

@@ -19,8 +19,7 @@ use imagelet_core::{
 use tokio::time::{Instant, timeout};
 
 use super::{
-    HttpError,
-    connector::ConnectError,
+    ConnectError, HttpError,
     failure::{is_no_http, is_unexplained, proxy_denied, unreachable},
     host_slots::{HostSlot, HostSlots, Urgency},
     origin::{Origin, Target, listing_hint, may_send_on},

@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use tokio::sync::watch;
 
 pub(crate) use self::{
-    tunnel::{TUNNEL_TIMEOUT, TunnelError, tunnel},
+    tunnel::{TUNNEL_TIMEOUT, tunnel},
     url::{Proxy, authorization, basic, without_brackets},
 };
 use super::origin::Origin;

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, future::ready, time::Duration};
 
 use bytes::Bytes;
-use http::{Request, StatusCode, Uri, header};
+use http::{Request, Uri, header};
 use http_body_util::Empty;
 use hyper::client::conn::http1;
 use hyper_util::{client::legacy::connect::proxy::SocksV5, rt::TokioIo};
@@ -12,48 +12,40 @@ use tokio_util::task::AbortOnDropHandle;
 use tower::{Service as _, service_fn};
 
 use super::url::Proxy;
-use crate::registry::connection::{HttpError, stream::RegistryConnection};
+use crate::registry::connection::{ConnectError, HttpError, stream::RegistryConnection};
 
 pub(crate) const TUNNEL_TIMEOUT: Duration = Duration::from_secs(10);
 const HEAD_BYTES_MAX: usize = 16 << 10;
-
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum TunnelError {
-    #[error("it answers {0}")]
-    Refused(StatusCode),
-    #[error("it answers `CONNECT` with no valid HTTP")]
-    Broken(#[source] HttpError),
-    #[error("{0}")]
-    Socks(String),
-    #[error("it did not connect to `{host}` within {} s", TUNNEL_TIMEOUT.as_secs())]
-    Late { host: String },
-}
 
 /// Turns a connection to the proxy into a tunnel to `host` (`HOST:PORT`).
 pub(crate) async fn tunnel(
     proxy: &Proxy,
     stream: RegistryConnection,
     host: &str,
-) -> Result<RegistryConnection, TunnelError> {
+) -> Result<RegistryConnection, ConnectError> {
     let connecting = async {
         if proxy.is_socks() { socks_tunnel(proxy, stream, host).await } else { http_tunnel(proxy, stream, host).await }
     };
-    timeout(TUNNEL_TIMEOUT, connecting).await.map_err(|_| TunnelError::Late { host: host.to_owned() })?
+    timeout(TUNNEL_TIMEOUT, connecting).await.map_err(|_| ConnectError::TunnelLate { host: host.to_owned() })?
 }
 
-async fn http_tunnel(proxy: &Proxy, stream: RegistryConnection, host: &str) -> Result<RegistryConnection, TunnelError> {
-    let broken = |error: hyper::Error| TunnelError::Broken(HttpError::new(error));
+async fn http_tunnel(
+    proxy: &Proxy,
+    stream: RegistryConnection,
+    host: &str,
+) -> Result<RegistryConnection, ConnectError> {
+    let broken = |error: hyper::Error| ConnectError::ProxyBroken(HttpError::new(error));
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(broken)?;
     let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
     let request = Request::connect(host).header(header::HOST, host).body(Empty::<Bytes>::new());
-    let mut request = request.map_err(|_| TunnelError::Socks("the name of the host is not valid".to_owned()))?;
+    let mut request = request.map_err(|_| ConnectError::BadProxy("the name of the host is not valid".to_owned()))?;
     if let Some(authorization) = proxy.authorization.clone() {
         request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
     }
     let response = sender.send_request(request).await.map_err(broken)?;
     if !response.status().is_success() {
-        return Err(TunnelError::Refused(response.status()));
+        return Err(ConnectError::ProxyRefused(response.status()));
     }
     let stream = hyper::upgrade::on(response).await.map_err(broken)?;
     drop(driver);
@@ -64,8 +56,8 @@ async fn socks_tunnel(
     proxy: &Proxy,
     stream: RegistryConnection,
     host: &str,
-) -> Result<RegistryConnection, TunnelError> {
-    let problem = |problem: &dyn std::fmt::Display| TunnelError::Socks(problem.to_string());
+) -> Result<RegistryConnection, ConnectError> {
+    let problem = |problem: &dyn std::fmt::Display| ConnectError::BadProxy(problem.to_string());
     let uri = |authority: &str| format!("socks5://{authority}/").parse::<Uri>().map_err(|error| problem(&error));
     // The SOCKS client calls its connector once, to reach the proxy. The connector returns the existing connection.
     let mut stream = Some(TokioIo::new(stream));

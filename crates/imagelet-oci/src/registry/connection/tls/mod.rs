@@ -32,7 +32,8 @@ use tower::{service_fn, util::BoxCloneSyncService};
 
 use self::client_certificate::ClientCertificates;
 use super::{
-    connector::{ConnectError, Connector},
+    ConnectError,
+    connector::Connector,
     host_slots::HostPermits,
     proxy::{Proxies, TUNNEL_TIMEOUT},
     settings::{ConnectionSettings, TlsSettings},
