@@ -223,25 +223,16 @@ async fn keep(from: &mut (impl AsyncRead + Unpin), kept: &mut Vec<u8>, length_ma
 }
 
 fn status_text(status: ExitStatus) -> String {
-    match (status.code(), status.signal()) {
-        (Some(code), _) => format!("exit status {code}"),
-        (None, Some(signal)) => {
-            let core = if status.core_dumped() { " (core dumped)" } else { "" };
-            format!("signal: {}{core}", signal_text(signal))
-        }
-        (None, None) => "it ended in an unknown way".to_owned(),
-    }
-}
-
-fn signal_text(signal: i32) -> String {
-    match signal {
+    let Some(signal) = status.signal() else { return format!("exit status {}", status.code().unwrap_or_default()) };
+    let core = if status.core_dumped() { " (core dumped)" } else { "" };
+    let name = match signal {
         6 => "aborted",
         9 => "killed",
         11 => "segmentation fault",
         15 => "terminated",
-        other => return format!("signal {other}"),
-    }
-    .to_owned()
+        other => return format!("signal: signal {other}{core}"),
+    };
+    format!("signal: {name}{core}")
 }
 
 pub(super) fn executable(folder: &Path, name: &str) -> Result<PathBuf, (PathBuf, io::Error)> {
