@@ -28,7 +28,6 @@ use std::{
     time::Duration,
 };
 
-use http::HeaderValue;
 use imagelet_core::lock::locked;
 use tokio::sync::Semaphore;
 
@@ -62,8 +61,6 @@ pub(crate) use resolve::Resolved;
 
 /// The default limit: enough for all layers that are fetched at once from one registry, and for additional connections.
 const CONNECTIONS_PER_HOST: NonZeroUsize = NonZeroUsize::new(48).expect("not zero");
-
-const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
 
 /// Maximum bytes of documents that all pulls parse at once. A document counts only after all its bytes have arrived.
 const PARSED_BYTES_MAX: usize = 32 << 20;
@@ -170,7 +167,6 @@ impl Registry {
             plain_warned: Mutex::default(),
             header_timeout: config.timeouts.header,
             progress_timeout: config.timeouts.progress,
-            user_agent: HeaderValue::from_static(USER_AGENT),
         };
         let shared = Shared {
             transport,

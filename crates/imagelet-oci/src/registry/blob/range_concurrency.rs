@@ -36,6 +36,7 @@ pub(crate) struct TransferSample {
     pub(crate) has_room: bool,
 }
 
+#[derive(Default)]
 pub(crate) struct Pace {
     pub(crate) connections: usize,
     rate: u64,
@@ -50,15 +51,7 @@ pub(crate) struct Pace {
 
 impl Pace {
     pub(crate) fn new() -> Self {
-        Self {
-            connections: 1,
-            rate: 0,
-            range: RANGE_FIRST,
-            mark: None,
-            on_trial: None,
-            hold_until: Duration::ZERO,
-            settled_at: 0,
-        }
+        Self { connections: 1, range: RANGE_FIRST, ..Self::default() }
     }
 
     pub(crate) fn next_range(&mut self) -> u64 {

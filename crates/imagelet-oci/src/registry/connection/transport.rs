@@ -32,6 +32,7 @@ use crate::registry::{
     is_new, locked,
 };
 
+const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
 /// The limit of Go's HTTP client.
 const REDIRECTS_MAX: usize = 10;
 const DRAIN_BYTES_MAX: usize = 16 << 10;
@@ -48,7 +49,6 @@ pub(crate) struct Transport {
     pub(crate) plain_warned: Mutex<BTreeSet<String>>,
     pub(crate) header_timeout: Duration,
     pub(crate) progress_timeout: Duration,
-    pub(crate) user_agent: HeaderValue,
 }
 
 pub(crate) struct Request {
@@ -186,7 +186,7 @@ impl Transport {
             let mut sent = request.http(target, redirected).map_err(|error| {
                 refused(target, request.stage, "has an address that cannot be asked").caused_by(error)
             })?;
-            sent.headers_mut().insert(header::USER_AGENT, self.user_agent.clone());
+            sent.headers_mut().insert(header::USER_AGENT, HeaderValue::from_static(USER_AGENT));
             let head = AwaitedHead {
                 place,
                 stage: request.stage,
