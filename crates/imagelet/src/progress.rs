@@ -1,7 +1,7 @@
 //! The display of a running pull: moving bars on a terminal, plain lines elsewhere, nothing with `--quiet`.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, btree_map::Entry},
+    collections::{BTreeMap, BTreeSet},
     io::{IsTerminal as _, Write as _},
     sync::{Arc, Mutex},
     time::Duration,
@@ -14,22 +14,17 @@ use imagelet_core::{
 };
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use rustix::termios::tcgetwinsize;
-use tokio::{task::AbortHandle, time::Instant};
+use tokio::time::Instant;
 
 use imagelet_node::{
     api::{LayerProgress, LayerSize, PullProgressRow, PullRetry, Step, Steps, no_steps},
     config::has_dumb_terminal,
 };
 
-/// Maximum number of lines for the layers of one pull. A terminal with few lines shows fewer layers.
 const LAYER_LINES_MAX: usize = 24;
-/// Number of terminal lines that show no layer, for example the line of the pull and the typed command.
 const LINES_RESERVED: usize = 4;
-/// Maximum width of an image's name before its bar.
 const NAME_COLUMNS: usize = 36;
 const DRAW_EVERY: Duration = Duration::from_millis(200);
-const THROUGH_RUNTIME: &str = "pulling through the runtime";
-const RESOLVING: &str = "asking the registry";
 const DIGITS: usize = 12;
 /// A new wait for a host is reported only if it ends more than this time after the previous wait for the host.
 const RETRY_TOLERANCE: Duration = Duration::from_secs(1);
@@ -57,46 +52,39 @@ impl Screen {
     pub(crate) fn show(&self, image: &str, line_width: Option<usize>) -> Shown {
         let image = printable(image);
         let known = Arc::new(Mutex::new(KnownSteps::default()));
-        let hearing = Arc::clone(&known);
-        match self {
-            Self::Quiet => Shown { steps: no_steps(), line: None },
-            Self::Lines => {
-                let steps = move |step| {
-                    if let Some(text) = locked(&hearing).take(step) {
-                        drop(writeln!(std::io::stderr(), "{image}: {text}"));
-                    }
-                };
-                Shown { steps: Arc::new(steps), line: None }
-            }
+        let line = match self {
+            Self::Quiet => return Shown { steps: no_steps(), _line: None },
+            Self::Lines => None,
             Self::Bars(screen) => {
                 let lines = tcgetwinsize(std::io::stderr()).ok().map(|size| size.ws_row);
                 let layers_max = if line_width.is_some() { 0 } else { layer_lines(lines) };
                 let columns = line_width.unwrap_or_else(|| image.chars().count()).min(NAME_COLUMNS);
-                let line = PullLine::new(screen, in_columns(&image, columns));
-                let line = Arc::new(Mutex::new(Some(line)));
-                let (drawn, printing) = (Arc::clone(&line), screen.clone());
-                let draws = tokio::spawn(async move {
+                let line = Arc::new(Mutex::new(PullLine::new(screen, in_columns(&image, columns))));
+                let (drawn, known) = (Arc::downgrade(&line), Arc::clone(&known));
+                tokio::spawn(async move {
                     let mut clock = tokio::time::interval(DRAW_EVERY);
-                    loop {
-                        clock.tick().await;
+                    while let Some(line) = drawn.upgrade() {
                         let pull = locked(&known).row(Instant::now());
-                        if let Some(line) = &mut *locked(&drawn) {
-                            line.draw(&pull, layers_max);
-                        }
+                        locked(&line).draw(&pull, layers_max);
+                        drop(line);
+                        clock.tick().await;
                     }
                 });
-                let steps = move |step| {
-                    let is_said = matches!(step, Step::Removed(_) | Step::Notice { .. } | Step::Warning { .. });
-                    if let Some(text) = locked(&hearing).take(step).filter(|_| is_said) {
-                        drop(printing.println(text));
-                    }
-                };
-                Shown { steps: Arc::new(steps), line: Some((line, draws.abort_handle())) }
+                Some(line)
             }
-        }
+        };
+        // A bar shows the image and most of the steps.
+        let (screen, has_bar) = (self.clone(), line.is_some());
+        let prefix = if has_bar { String::new() } else { format!("{image}: ") };
+        let steps = move |step| {
+            let is_said = !has_bar || matches!(step, Step::Removed(_) | Step::Notice { .. } | Step::Warning { .. });
+            if let Some(text) = locked(&known).take(step).filter(|_| is_said) {
+                screen.say(&format!("{prefix}{text}"));
+            }
+        };
+        Shown { steps: Arc::new(steps), _line: line }
     }
 
-    /// Prints a line on stderr, above the bars if there are any. With `--quiet`, prints nothing.
     pub(crate) fn say(&self, text: &str) {
         match self {
             Self::Quiet => {}
@@ -110,24 +98,12 @@ fn draws_bars() -> bool {
     std::io::stderr().is_terminal() && !has_dumb_terminal()
 }
 
-type SharedLine = Arc<Mutex<Option<PullLine>>>;
-
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
-    /// The line of the pull, and the task that draws it. `None`: the screen shows no bars, so nothing is drawn.
-    line: Option<(SharedLine, AbortHandle)>,
+    /// The line of the pull on a terminal. Dropping it removes the line, and ends the task that draws it.
+    _line: Option<Arc<Mutex<PullLine>>>,
 }
 
-impl Drop for Shown {
-    fn drop(&mut self) {
-        if let Some((line, draws)) = &self.line {
-            draws.abort();
-            drop(locked(line).take());
-        }
-    }
-}
-
-/// The progress of one pull, computed from the steps that the node has reported.
 #[derive(Default)]
 struct KnownSteps {
     row: PullProgressRow,
@@ -192,23 +168,18 @@ impl KnownSteps {
         None
     }
 
-    /// Sets a layer's state and received bytes, and returns its size. `None`: the pull has no layer with this digest.
     fn layer(&mut self, digest: &str, state: &str, received: impl FnOnce(u64) -> u64) -> Option<u64> {
         let layer = self.row.layers.iter_mut().find(|layer| layer.digest == digest)?;
         (layer.state, layer.received) = (state.into(), received(layer.size));
         Some(layer.size)
     }
 
-    /// Returns the progress at `now`, in the form in which a daemon reports a pull.
     fn row(&mut self, now: Instant) -> PullProgressRow {
         let mut row = self.row.clone();
         let missing = row.layers.iter().filter(|layer| layer.state != "present");
         if !row.layers.is_empty() {
             row.bytes_total = Some(missing.clone().map(|layer| layer.size).sum());
             row.bytes_received = missing.map(|layer| layer.received).sum();
-        }
-        if row.phase.is_empty() {
-            row.phase = "asking".into();
         }
         let between = |from: Instant, to: Instant| {
             u64::try_from(to.saturating_duration_since(from).as_millis()).unwrap_or(u64::MAX)
@@ -249,7 +220,6 @@ pub(crate) struct PullScreen {
 const PULL_LINES_MAX: usize = 16;
 
 impl PullScreen {
-    /// Creates a screen that draws on stderr at most twice a second. `None`: stderr is no terminal that can show bars.
     pub(crate) fn of_stderr(with_layers: bool) -> Option<Self> {
         draws_bars().then(|| Self {
             screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr_with_hz(2)),
@@ -258,12 +228,10 @@ impl PullScreen {
         })
     }
 
-    /// Hides the bars while `work` writes to the terminal.
     pub(crate) fn aside<T>(&self, work: impl FnOnce() -> T) -> T {
         self.screen.suspend(work)
     }
 
-    /// Updates the line of a pull. Removes the line if the pull has ended.
     pub(crate) fn show(&mut self, pull: &PullProgressRow) {
         let key = (pull.pull, if pull.pull == 0 { pull.image.clone() } else { String::new() });
         if pull.pull > 0 {
@@ -274,15 +242,10 @@ impl PullScreen {
             self.pulls.remove(&key);
             return;
         }
-        let is_full = self.pulls.len() >= PULL_LINES_MAX;
-        let line = match self.pulls.entry(key) {
-            Entry::Occupied(shown) => shown.into_mut(),
-            Entry::Vacant(_) if is_full => return,
-            Entry::Vacant(free) => {
-                free.insert(PullLine::new(&self.screen, in_columns(&printable(&pull.image), NAME_COLUMNS)))
-            }
-        };
-        line.draw(pull, self.layers_max);
+        if self.pulls.len() < PULL_LINES_MAX || self.pulls.contains_key(&key) {
+            let line = || PullLine::new(&self.screen, in_columns(&printable(&pull.image), NAME_COLUMNS));
+            self.pulls.entry(key).or_insert_with(line).draw(pull, self.layers_max);
+        }
     }
 
     pub(crate) fn clear(&mut self) {
@@ -290,14 +253,13 @@ impl PullScreen {
     }
 }
 
-/// The line of a pull, and the lines of its layers. Dropping the value removes these lines from the terminal.
+/// The line of a pull, and the lines of its layers. A dropped bar removes its line from the terminal.
 #[derive(Debug)]
 struct PullLine {
     screen: MultiProgress,
-    line: ProgressBar,
-    /// The line that shows what the pull waits for.
     waits: Option<ProgressBar>,
     layers: BTreeMap<String, ProgressBar>,
+    line: ProgressBar,
 }
 
 impl PullLine {
@@ -320,9 +282,7 @@ impl PullLine {
         }
         for layer in &pull.layers {
             if layer.state != "fetching" {
-                if let Some(bar) = self.layers.remove(&layer.digest) {
-                    bar.finish_and_clear();
-                }
+                self.layers.remove(&layer.digest);
                 continue;
             }
             if !self.layers.contains_key(&layer.digest) && self.layers.len() < layers_max {
@@ -336,28 +296,16 @@ impl PullLine {
             }
         }
     }
-}
 
-impl PullLine {
     fn draw_waits(&mut self, pull: &PullProgressRow) {
         let Some(text) = waits(pull) else {
-            if let Some(line) = self.waits.take() {
-                line.finish_and_clear();
-            }
+            self.waits = None;
             return;
         };
         let line = self.waits.get_or_insert_with(|| {
             self.screen.insert_after(&self.line, ProgressBar::new(0).with_style(style("  {wide_msg}")))
         });
         line.set_message(text);
-    }
-}
-
-impl Drop for PullLine {
-    fn drop(&mut self) {
-        self.waits.iter().for_each(ProgressBar::finish_and_clear);
-        self.layers.values().for_each(ProgressBar::finish_and_clear);
-        self.line.finish_and_clear();
     }
 }
 
@@ -380,7 +328,6 @@ pub(crate) fn standing(pull: &PullProgressRow) -> String {
     format!("{}{waits}", phase(pull))
 }
 
-/// Says what the pull waits for, such as its next attempt or a registry. `None`: it waits for nothing.
 fn waits(pull: &PullProgressRow) -> Option<String> {
     let retry = pull.retry.as_ref().map(PullRetry::text);
     let awaited = Some(&pull.waits).filter(|waits| !waits.is_empty()).map(|waits| printable(waits));
@@ -390,8 +337,8 @@ fn waits(pull: &PullProgressRow) -> Option<String> {
 
 fn phase(pull: &PullProgressRow) -> String {
     let name = match pull.phase.as_str() {
-        "pulling" => THROUGH_RUNTIME,
-        "asking" => RESOLVING,
+        "pulling" => "pulling through the runtime",
+        "asking" | "" => "asking the registry",
         other => other,
     };
     let Some(total) = pull.bytes_total else {
