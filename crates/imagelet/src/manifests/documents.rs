@@ -3,18 +3,14 @@
 use serde_json::{Value, value::RawValue};
 use serde_saphyr::DuplicateKeyPolicy;
 
-/// Maximum size of a manifest file in bytes. An operator's bundle has a few megabytes.
 pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
 pub(super) const DOCUMENTS_MAX: usize = 10_000;
-/// Maximum nesting depth of lists and objects. A pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
 /// Maximum number of values in a file. A value that a YAML alias repeats counts again.
 pub(super) const NODES_MAX: usize = 400_000;
 const ALIASES_MAX: usize = 1_000;
 
-/// A document of a manifest file: its content, or the reason why the content cannot be parsed.
 pub(crate) struct Document {
-    /// The number of the line in the file where the document's content starts.
     pub(crate) line: u64,
     pub(crate) read: Result<Value, String>,
     /// The number of a line that repeats a key. The key's last value applies. `None`: no key is repeated.
@@ -56,16 +52,14 @@ pub(crate) fn documents(text: &str) -> Vec<Document> {
 }
 
 fn parts(text: &str) -> Vec<(u64, &str)> {
-    let (mut found, mut from, mut first, mut line) = (Vec::new(), 0, 1, 1);
-    let mut at = 0;
+    let (mut found, mut from, mut first, mut at) = (Vec::new(), 0, 1, 0);
     let mut end = |from: usize, to: usize, first| match concatenated(&text[from..to], first) {
         Some(parts) => found.extend(parts),
         None => found.push((first, &text[from..to])),
     };
-    for whole in text.split_inclusive('\n') {
+    for (line, whole) in (1..).zip(text.split_inclusive('\n')) {
         let rest =
             whole.strip_prefix("---").filter(|rest| rest.is_empty() || rest.starts_with([' ', '\t', '\r', '\n']));
-        // Whether the line is a YAML directive (`%YAML`) or the end of a document (`...`).
         let is_other = whole.starts_with('%') || whole.trim_end() == "...";
         if rest.is_some() || is_other {
             end(from, at, first);
@@ -73,7 +67,6 @@ fn parts(text: &str) -> Vec<(u64, &str)> {
             first = line + u64::from(is_other);
         }
         at += whole.len();
-        line += 1;
     }
     end(from, text.len(), first);
     found
@@ -126,23 +119,19 @@ fn document(line: u64, text: &str, nodes_left: &mut usize) -> Document {
     let place = |error: &serde_saphyr::Error| {
         error.location().map(|found| found.line()).filter(|found| *found > 0).map(|found| line + found - 1)
     };
-    let (read, repeated) = match read(DuplicateKeyPolicy::Error) {
-        Ok(value) => (Ok(value), None),
-        Err(first) => match read(DuplicateKeyPolicy::LastWins) {
-            Ok(value) => (Ok(value), place(&first)),
-            Err(error) => {
-                let place = place(&error).map_or_else(String::new, |line| format!(" in line {line}"));
-                (Err(format!("does not read as YAML or JSON{place}, or has too many values")), None)
-            }
-        },
-    };
+    let strict = read(DuplicateKeyPolicy::Error);
+    let repeated = strict.as_ref().err().and_then(place);
+    let read = strict.or_else(|_| read(DuplicateKeyPolicy::LastWins)).map_err(|error| {
+        let place = place(&error).map_or_else(String::new, |line| format!(" in line {line}"));
+        format!("does not read as YAML or JSON{place}, or has too many values")
+    });
     let read = read.map(|value| {
         let mut value = value.unwrap_or_default();
         *nodes_left = nodes_left.saturating_sub(remove_nulls(&mut value));
         value
     });
     let line = line + text.lines().take_while(|line| is_comment(line)).count() as u64;
-    Document { line, read, repeated }
+    Document { line, repeated: repeated.filter(|_| read.is_ok()), read }
 }
 
 fn is_comment(line: &str) -> bool {

@@ -7,13 +7,13 @@ mod objects;
 use std::collections::{BTreeMap, BTreeSet};
 
 pub(crate) use documents::{Document, FILE_LENGTH_MAX, decode, documents};
+use imagelet_core::{credentials::PullSecretKind, image::counted};
 use imagelet_node::{
     api::{PodName, PodRequest, PullSecretText},
     failure::Failure,
 };
-use objects::{Objects, PodManifest};
+use objects::Objects;
 
-/// Maximum number of object kinds that a message lists.
 const KINDS_NAMED_MAX: usize = 8;
 
 /// A manifest file. It has no `Debug`, because the text may contain a secret.
@@ -72,8 +72,7 @@ impl Objects {
         let pods = self.pods.iter().map(|pod| self.request(pod, &mut notes)).collect();
         for (at, (secret, file)) in self.secrets.iter().enumerate() {
             let PullSecretText { namespace, name, .. } = secret;
-            let is_named =
-                |pod: &PodManifest| pod.request.pod.namespace == *namespace && self.pull_secrets(pod).contains(name);
+            let is_named = |pod: &PodRequest| pod.pod.namespace == *namespace && self.pull_secrets(pod).contains(name);
             // A secret that no pod pulls with gets no note: it may be in the bundle for another purpose.
             if !self.pods.iter().any(is_named) {
                 continue;
@@ -89,9 +88,9 @@ impl Objects {
         Manifests { pods, notes, failures: self.failed }
     }
 
-    fn request(&self, pod: &PodManifest, notes: &mut Vec<String>) -> PodRequest {
-        let mut request = pod.request.clone();
-        let PodName { namespace, name: pod_name, .. } = &pod.request.pod;
+    fn request(&self, pod: &PodRequest, notes: &mut Vec<String>) -> PodRequest {
+        let mut request = PodRequest { secrets_unread: Vec::new(), runtime_handler: String::new(), ..pod.clone() };
+        let PodName { namespace, name: pod_name, .. } = &pod.pod;
         for name in self.pull_secrets(pod).iter().filter(|name| !name.is_empty()) {
             match self.secrets.iter().rfind(|(secret, _)| secret.namespace == *namespace && secret.name == *name) {
                 Some((secret, _)) if secret.docker_config.is_some() => request.secrets.push(secret.clone()),
@@ -108,41 +107,39 @@ impl Objects {
         if request.images.is_empty() {
             notes.push(format!("{} `{namespace}/{pod_name}` names no images", request.kind));
         }
-        match self.classes.get(&pod.runtime_class) {
+        match self.classes.get(&pod.runtime_handler) {
             Some(handler) => request.runtime_handler.clone_from(handler),
-            None if pod.runtime_class.is_empty() => {}
+            None if pod.runtime_handler.is_empty() => {}
             None => notes.push(format!(
                 "the runtime class `{}` of the pod `{namespace}/{pod_name}` was not given with -f; its images are \
                  requested without a runtime handler",
-                pod.runtime_class
+                pod.runtime_handler
             )),
         }
         request
     }
 
-    /// The pull secrets of a pod. As in the API server, a pod that names none has those of its service account.
-    fn pull_secrets<'a>(&'a self, pod: &'a PodManifest) -> &'a [String] {
-        let account = (pod.request.pod.namespace.clone(), pod.request.service_account.clone());
-        if pod.pull_secrets.is_empty() {
+    fn pull_secrets<'a>(&'a self, pod: &'a PodRequest) -> &'a [String] {
+        let account = (pod.pod.namespace.clone(), pod.service_account.clone());
+        if pod.secrets_unread.is_empty() {
             self.accounts.get(&account).map_or(&[], Vec::as_slice)
         } else {
-            &pod.pull_secrets
+            &pod.secrets_unread
         }
     }
 }
 
 fn others_text(file: &str, kinds: &BTreeMap<String, usize>) -> String {
-    let count: usize = kinds.values().sum();
+    let count = counted(kinds.values().sum::<usize>(), "object");
     let mut named: Vec<&str> = kinds.keys().take(KINDS_NAMED_MAX).map(String::as_str).collect();
     if kinds.len() > KINDS_NAMED_MAX {
         named.push("…");
     }
-    let plural = if count == 1 { "" } else { "s" };
-    format!("passed over {count} object{plural} in `{file}` without images: {}", named.join(", "))
+    format!("passed over {count} in `{file}` without images: {}", named.join(", "))
 }
 
 fn unusable_text(PullSecretText { namespace, name, r#type, .. }: &PullSecretText, file: &str) -> String {
-    let why = match imagelet_core::credentials::PullSecretKind::from_type(r#type) {
+    let why = match PullSecretKind::from_type(r#type) {
         Some(kind) => format!("it has nothing under `{}`", kind.key()),
         None if r#type.is_empty() => "it has no type".to_owned(),
         None => format!("its type is `{type}`"),

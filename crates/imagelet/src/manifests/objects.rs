@@ -21,17 +21,7 @@ const LISTS_MAX: usize = 4;
 const POLICY_SHOWN_MAX: usize = 64;
 const NAME_SHOWN_MAX: usize = 400;
 /// The kinds of Kubernetes itself that have pods. Each container in them must have an image.
-const OWN_KINDS: [&str; 9] = [
-    "Pod",
-    "Deployment",
-    "DaemonSet",
-    "StatefulSet",
-    "ReplicaSet",
-    "ReplicationController",
-    "Job",
-    "CronJob",
-    "PodTemplate",
-];
+const OWN_KINDS: &str = "Pod Deployment DaemonSet StatefulSet ReplicaSet ReplicationController Job CronJob PodTemplate";
 const POLICIES: [&str; 4] = ["", "Always", "IfNotPresent", "Never"];
 
 const DEFAULT_ACCOUNT: &str = "default";
@@ -39,27 +29,16 @@ const DEFAULT_ACCOUNT: &str = "default";
 /// The objects that affect pulls. Of two secrets, accounts or classes with one name, the later applies, as in kubectl.
 #[derive(Default)]
 pub(super) struct Objects {
-    pub(super) pods: Vec<PodManifest>,
+    /// The requests for the pods. `secrets_unread` has all pull secrets of a pod, and `runtime_handler` its runtime class.
+    pub(super) pods: Vec<PodRequest>,
     /// Each secret with its file's name. It has credentials only if it has a pull secret's type and that type's key.
     pub(super) secrets: Vec<(PullSecretText, String)>,
-    /// The pull secrets of each service account, by the account's namespace and name.
     pub(super) accounts: BTreeMap<(String, String), Vec<String>>,
-    /// The handler of each runtime class, by the name of the class.
     pub(super) classes: BTreeMap<String, String>,
     pub(super) kinds: BTreeSet<String>,
-    /// The number of objects without images, by the name of the file and the kind of the object.
     pub(super) others: BTreeMap<String, BTreeMap<String, usize>>,
-    /// The objects that cannot be used, each with its name in messages.
     pub(super) failed: Vec<(String, Failure)>,
     pub(super) notes: Vec<String>,
-}
-
-/// A Pod, or the pod template of a controller such as a Deployment.
-pub(super) struct PodManifest {
-    /// The request for the pod, at first without pull secrets and runtime handler. `Objects::request` adds both.
-    pub(super) request: PodRequest,
-    pub(super) pull_secrets: Vec<String>,
-    pub(super) runtime_class: String,
 }
 
 /// The error is the reason why an object is rejected. It contains no value of the object that may be secret.
@@ -67,10 +46,6 @@ type Rejected<T> = Result<T, String>;
 
 fn of_field(field: &str, line: u64, problem: &str) -> String {
     format!("`{field}` of the manifest in line {line} {problem}")
-}
-
-fn nameless(field: &str, line: u64) -> String {
-    format!("the manifest in line {line} has no `{field}`")
 }
 
 #[derive(Default, Deserialize)]
@@ -99,7 +74,6 @@ struct PodSpec {
     volumes: Vec<Volume>,
     image_pull_secrets: Vec<ByName>,
     service_account_name: String,
-    /// The deprecated alias of `serviceAccountName`.
     service_account: String,
     runtime_class_name: String,
 }
@@ -134,7 +108,6 @@ struct ByName {
     name: String,
 }
 
-/// The fields of a Secret, a `ServiceAccount` or a `RuntimeClass` that `ensure` needs.
 #[derive(Default, Deserialize)]
 #[serde(default, rename_all = "camelCase", expecting = "an object")]
 struct OtherObject {
@@ -147,7 +120,6 @@ struct OtherObject {
 }
 
 impl Objects {
-    /// Adds the objects of a file and of its lists. An unreadable object is recorded, and the other objects are added.
     pub(super) fn add(&mut self, file: &str, text: &str) {
         let mut is_repeated = false;
         for Document { line, read, repeated } in documents(text) {
@@ -185,7 +157,7 @@ impl Objects {
 
     fn read_object(&mut self, file: &str, object: &Value, kind: String, line: u64) -> Rejected<()> {
         if kind.is_empty() {
-            return Err(nameless("kind", line));
+            return Err(format!("the manifest in line {line} has no `kind`"));
         }
         if kind.ends_with("List") && object.get("items").is_some_and(Value::is_array) {
             return Err(format!("the list in line {line} is nested deeper than {LISTS_MAX} lists"));
@@ -259,20 +231,14 @@ fn find_templates<'a>(object: &'a Value, fields: &[&str], found: &mut Vec<&'a Va
 }
 
 /// Reads a template as a pod. `None`: the kind is not one of Kubernetes itself, and the template names no image.
-fn pod(
-    kind: &str,
-    line: u64,
-    object: &Value,
-    template: &Value,
-    number: Option<usize>,
-) -> Rejected<Option<PodManifest>> {
+fn pod(kind: &str, line: u64, object: &Value, template: &Value, number: Option<usize>) -> Rejected<Option<PodRequest>> {
     let (annotations, spec) = if template.get("containers").is_some() {
         (BTreeMap::new(), read::<PodSpec>(template, line)?)
     } else {
         let Template { metadata, spec } = read(template, line)?;
         (metadata.annotations, spec)
     };
-    let is_own = OWN_KINDS.contains(&kind);
+    let is_own = OWN_KINDS.split(' ').any(|own| own == kind);
     let mut images = Vec::new();
     for (list, role, containers) in [
         ("initContainers", "init", spec.init_containers),
@@ -280,16 +246,16 @@ fn pod(
         ("ephemeralContainers", "ephemeral", spec.ephemeral_containers),
     ] {
         for (position, container) in containers.into_iter().enumerate() {
-            let is_sidecar = role == "init" && container.restart_policy == "Always";
-            let role = if is_sidecar { "sidecar" } else { role };
-            let source = ImageSource { reference: container.image, pull_policy: container.image_pull_policy };
-            let mounts = names(container.volume_mounts);
-            images.push((list, image(role, position, container.name, source, mounts)));
+            let Container { name, image, image_pull_policy: policy, restart_policy, volume_mounts } = container;
+            let role = if role == "init" && restart_policy == "Always" { "sidecar" } else { role }.to_owned();
+            let mounts = names(volume_mounts);
+            images.push((list, PodImageRequest { role, name, position, image, policy, mounts }));
         }
     }
-    for (position, volume) in spec.volumes.into_iter().enumerate() {
-        if let Some(source) = volume.image {
-            images.push(("volumes", image("volume", position, volume.name, source, Vec::new())));
+    for (position, Volume { name, image }) in spec.volumes.into_iter().enumerate() {
+        if let Some(ImageSource { reference: image, pull_policy: policy }) = image {
+            let (role, mounts) = ("volume".to_owned(), Vec::new());
+            images.push(("volumes", PodImageRequest { role, name, position, image, policy, mounts }));
         }
     }
     if !is_own {
@@ -317,7 +283,7 @@ fn pod(
     let metadata: Metadata = object.get("metadata").map_or_else(|| Ok(Metadata::default()), |it| read(it, line))?;
     let mut named = metadata.named();
     if named.name.is_empty() {
-        return Err(nameless("metadata.name", line));
+        return Err(format!("the manifest in line {line} has no `metadata.name`"));
     }
     if let Some(number) = number {
         // An object with several templates has several pods, so each pod gets a different name and uid.
@@ -328,20 +294,16 @@ fn pod(
         named.uid = stable_uid(&[kind, &named.namespace, &named.name]);
     }
     let account = [spec.service_account_name, spec.service_account].into_iter().find(|name| !name.is_empty());
-    let request = PodRequest {
+    Ok(Some(PodRequest {
         kind: kind.to_owned(),
         pod: named,
         annotations,
         service_account: account.unwrap_or_else(|| DEFAULT_ACCOUNT.to_owned()),
+        runtime_handler: spec.runtime_class_name,
+        secrets_unread: names(spec.image_pull_secrets),
         images: images.into_iter().map(|(_, image)| image).collect(),
         ..PodRequest::default()
-    };
-    let pull_secrets = names(spec.image_pull_secrets);
-    Ok(Some(PodManifest { request, pull_secrets, runtime_class: spec.runtime_class_name }))
-}
-
-fn image(role: &str, position: usize, name: String, source: ImageSource, mounts: Vec<String>) -> PodImageRequest {
-    PodImageRequest { role: role.into(), name, position, image: source.reference, policy: source.pull_policy, mounts }
+    }))
 }
 
 fn names(list: Vec<ByName>) -> Vec<String> {
@@ -388,7 +350,6 @@ fn secret(object: OtherObject, line: u64) -> Rejected<PullSecretText> {
     Ok(PullSecretText { namespace, name, uid, r#type: of_type, docker_config: document.map(Hidden) })
 }
 
-/// Computes a UUID from the parts. Equal parts have equal UUIDs.
 fn stable_uid(parts: &[&str]) -> String {
     let mut bytes = Vec::new();
     for part in parts {
@@ -417,7 +378,7 @@ mod tests {
         }
     }
 
-    fn pod_of(text: &str) -> PodManifest {
+    fn pod_of(text: &str) -> PodRequest {
         read(text).expect("it reads").pods.remove(0)
     }
 
@@ -428,9 +389,8 @@ mod tests {
 
     #[test]
     fn every_field_that_names_an_image_is_found() {
-        let pod =
+        let request =
             pod_of(&format!("kind: Pod\nmetadata: {{name: web, annotations: {{b: '2', a: '1'}}}}\nspec: {SPEC}\n"));
-        let request = &pod.request;
         let found: Vec<_> = request
             .images
             .iter()
@@ -447,8 +407,8 @@ mod tests {
         );
         assert_eq!((request.images[1].mounts.as_slice(), request.images[3].position), (&["m".to_owned()][..], 1));
         assert_eq!(request.annotations, BTreeMap::from([("a".into(), "1".into()), ("b".into(), "2".into())]));
-        assert_eq!(pod.pull_secrets, ["a", "", ""]);
-        assert_eq!((request.service_account.as_str(), pod.runtime_class.as_str()), ("robot", "kata"));
+        assert_eq!(request.secrets_unread, ["a", "", ""]);
+        assert_eq!((request.service_account.as_str(), request.runtime_handler.as_str()), ("robot", "kata"));
         assert_eq!((request.pod.namespace.as_str(), request.pod.name.as_str()), ("default", "web"));
     }
 
@@ -462,7 +422,7 @@ mod tests {
             ("CronJob", format!("spec: {{jobTemplate: {{spec: {{template: {inner}}}}}}}")),
             ("PodTemplate", format!("template: {inner}")),
         ] {
-            let PodManifest { request, .. } =
+            let request =
                 pod_of(&format!("kind: {kind}\nmetadata: {{generateName: nightly-, namespace: ops}}\n{spec}\n"));
             assert_eq!((request.kind.as_str(), request.images.len(), request.annotations.len()), (kind, 4, 1));
             assert_eq!((request.pod.namespace.as_str(), request.pod.name.as_str()), ("ops", "nightly"));
@@ -475,7 +435,7 @@ mod tests {
                     - {kind: ConfigMap, data: {spec: x}}\n- {kind: Pod, metadata: {name: p}, spec: {containers: []}}\n";
         let found = read(text).expect("it reads");
         assert!(found.others["f.yaml"].keys().eq(["ConfigMap", "Service"]));
-        assert_eq!(found.pods[0].request.pod.name, "p");
+        assert_eq!(found.pods[0].pod.name, "p");
         let nested = "{kind: List, items: [".repeat(LISTS_MAX + 2) + &"]}".repeat(LISTS_MAX + 2);
         let error = read(&nested).err().expect("refused");
         assert_eq!(error, "the list in line 1 is nested deeper than 4 lists");
@@ -553,9 +513,9 @@ mod tests {
                     {\"kind\": \"P\\u006fd\", \"n\": null,\n\t\"metadata\": {\"name\": \"on\"}}\n...\n";
         let found = read(text).expect("it reads");
         assert!(found.kinds.iter().eq(["A", "Pod"]));
-        assert_eq!(found.pods[0].request.pod.name, "on");
+        assert_eq!(found.pods[0].pod.name, "on");
         let pod = pod_of("kind: Pod\nmetadata: {name: &x on}\nspec: {containers: [{image: *x, name: '12'}]}\n");
-        let image = &pod.request.images[0];
+        let image = &pod.images[0];
         assert_eq!((image.image.as_str(), image.name.as_str()), ("on", "12"));
     }
 
