@@ -1,7 +1,5 @@
-//! The command line of the node image manager.
-//!
-//! Only the program `imagelet` uses this library. The code is in a library because cargo can compile a library before
-//! its dependencies are complete, but a program only afterwards. Other programs use crates such as `imagelet-core`.
+//! The command line of the node image manager. Only the program `imagelet` uses this library: cargo can compile a
+//! library before its dependencies are complete. Other programs use crates such as `imagelet-core`.
 
 mod cli;
 mod commands;
@@ -19,14 +17,13 @@ use std::{
     process::{Command as Program, ExitCode},
 };
 
-use tokio::runtime::{Builder, Runtime};
+use tokio::runtime::Builder;
 
 use cli::{Cli, Command, PodCommand, format_of, has_lines, usage_failure};
 use imagelet_node::config::{Environment, variable};
 use imagelet_node::failure::Failure;
-use output::{Format, print_failure, write_failure};
+use output::{report, write_failure};
 
-/// Exit code for an invalid command line, as in `clap`.
 const EXIT_USAGE: u8 = 2;
 
 /// glibc's limits for the daemon's heap: few arenas, and freed large blocks return to the system.
@@ -36,7 +33,6 @@ const HEAP_BOUNDS: (&str, &str) = (
      glibc.malloc.top_pad=1048576",
 );
 
-/// Runs the command line of this process, and returns its exit code.
 pub fn run_process() -> ExitCode {
     secret_hygiene::forbid_core_dumps();
     secret_hygiene::raise_file_limit();
@@ -67,7 +63,12 @@ pub fn run_process() -> ExitCode {
         // `pod install` enters a mount namespace, which needs a process with one thread: tokio is not started yet.
         return install::set_host_up(arguments, format).unwrap_or_else(|failure| report(&failure, format, false));
     }
-    let runtime = match runtime(&cli.command) {
+    // `ls` and `pod` are faster with one thread: the daemon's answer is not passed from thread to thread.
+    let mut builder = match cli.command {
+        Command::Ls(_) | Command::Pod(_) => Builder::new_current_thread(),
+        _ => Builder::new_multi_thread(),
+    };
+    let runtime = match builder.enable_all().build() {
         Ok(runtime) => runtime,
         Err(error) => return report(&Failure::of(&error), format, is_line),
     };
@@ -89,19 +90,4 @@ fn start_with_bounded_heap(arguments: &[OsString]) {
     if let Ok(program) = std::env::current_exe() {
         let _failed = Program::new(program).arg0(&arguments[0]).args(&arguments[1..]).env(name, bounds).exec();
     }
-}
-
-/// `ls` and `pod` are faster with one thread: the daemon's answer is not passed from thread to thread.
-fn runtime(command: &Command) -> std::io::Result<Runtime> {
-    let mut builder = match command {
-        Command::Ls(_) | Command::Pod(_) => Builder::new_current_thread(),
-        _ => Builder::new_multi_thread(),
-    };
-    builder.enable_all().build()
-}
-
-fn report(failure: &Failure, format: Format, is_line: bool) -> ExitCode {
-    print_failure(failure);
-    write_failure(failure, format, is_line);
-    ExitCode::FAILURE
 }

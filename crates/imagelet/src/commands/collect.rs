@@ -11,7 +11,7 @@ use super::{
 use crate::{
     EXIT_USAGE,
     cli::GcArgs,
-    output::{Format, Table, exit_code, id, names, print, print_failure, size, write_failure},
+    output::{Format, Table, exit_code, id, names, print, print_failure, report, size},
 };
 use imagelet_node::{
     api::{CollectRequest, Collected, silences},
@@ -33,8 +33,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     let done = match node.ask(request, silences(note)).await {
         // `--high` or `--low` conflicts with a configured threshold, which the command line's parser does not know.
         Err(failure) if failure.reason == "InvalidArgument" => {
-            print_failure(&failure);
-            write_failure(&failure, format, false);
+            report(&failure, format, false);
             return Ok(ExitCode::from(EXIT_USAGE));
         }
         done => done?,
@@ -46,9 +45,7 @@ pub(super) async fn collect(node: &Node, arguments: &GcArgs, format: Format) -> 
     if let Some(shortfall) = &done.shortfall {
         note(&format!("warning: {shortfall}"));
     }
-    for failure in &done.failures {
-        print_failure(failure);
-    }
+    done.failures.iter().for_each(print_failure);
     let failed = !done.dry_run && (!done.failures.is_empty() || done.out_of_reach);
     Ok(exit_code(failed))
 }
@@ -72,7 +69,6 @@ fn plan(done: &Collected, format: Format) -> Table {
     table.wide(wide).only_if(wide, &["CODE"]).only_if(has_artifacts, &[ARTIFACT])
 }
 
-/// The totals of a collection and the disk usage, which explains why a collection removes nothing.
 fn summary(done: &Collected, is_by_threshold: bool) -> String {
     let gained = |bytes| format!(", the disk gained {}", ByteSize(bytes));
     let (verdict, would) = if done.dry_run { ("remove", "would remove") } else { ("removed", "removed") };

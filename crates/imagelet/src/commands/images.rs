@@ -10,10 +10,9 @@ use jiff::Timestamp;
 use serde::Deserialize;
 
 use super::images_write::note;
-use crate::output::write_failure;
 use crate::{
     cli::{ImageFilter, LsArgs},
-    output::{Format, Table, id, names, or_dash, print, size},
+    output::{Format, Table, id, names, or_dash, print, size, write_failure},
 };
 use imagelet_node::{
     api::{ArtifactRow, ImageRow, InspectRequest, ListRequest, Usage, UsageRequest, no_steps},
@@ -69,7 +68,6 @@ fn table(images: &[ImageRow], format: Format, digests: bool) -> Table {
     table.only_if(has_artifacts, &[ARTIFACT])
 }
 
-/// The header of the artifact column. A table without artifacts omits the column.
 pub(super) const ARTIFACT: &str = "ARTIFACT";
 
 pub(super) fn artifact(artifact: Option<&ArtifactRow>) -> String {
@@ -202,7 +200,6 @@ fn image_by_image(usage: &Usage, wide: bool) -> Table {
     table.only_if(usage.artifacts_count > 0, &[ARTIFACT]).optional(&["SHARED", "ID", "REASON"])
 }
 
-/// What holds an image: its containers, pins and waiting pods. A narrow table shows the first and counts the rest.
 fn held_by(image: &ImageRow, wide: bool) -> String {
     let pins = image.pinned_by.iter().map(|pin| format!("pin {pin}"));
     let pods = image.awaited_by.iter().map(|pod| format!("awaited by {pod}"));

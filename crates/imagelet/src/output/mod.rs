@@ -19,7 +19,6 @@ use serde_json::json;
 
 pub(crate) use table::{Table, fitted_to_stderr};
 
-/// The number of characters that a table shows of a digest: `sha256:` and 12 digits, enough to distinguish images.
 pub(crate) const DIGEST_SHOWN: usize = 7 + 12;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -41,60 +40,55 @@ impl Format {
     }
 }
 
-/// Replaces unprintable characters in YAML, because the YAML writer leaves marks of the text's direction unescaped.
-pub(crate) fn yaml(text: &str) -> String {
-    text.replace(|c: char| is_unprintable(c) && c != '\n', "?")
+/// Formats a document. `is_line`: it is one of several, so JSON is on one line, and YAML is after the separator `---`.
+fn text(document: &impl Serialize, format: Format, is_line: bool) -> io::Result<String> {
+    if format == Format::Yaml {
+        let text = serde_saphyr::to_string(document).map_err(io::Error::other)?;
+        // The YAML writer leaves marks of the text's direction unescaped.
+        let text = text.replace(|c: char| is_unprintable(c) && c != '\n', "?");
+        return Ok(if is_line { format!("---\n{text}") } else { text });
+    }
+    let text = if is_line { serde_json::to_string(document) } else { serde_json::to_string_pretty(document) };
+    Ok(escape_unprintable(&text?) + "\n")
 }
 
-/// Formats one of several documents: as JSON on one line, or as YAML after the separator `---`.
 pub(crate) fn line(document: &impl Serialize, format: Format) -> Vec<u8> {
-    let text = if format == Format::Yaml {
-        serde_saphyr::to_string(document).map(|text| format!("---\n{}", yaml(&text))).unwrap_or_default()
-    } else {
-        escape_unprintable(&serde_json::to_string(document).unwrap_or_default()) + "\n"
-    };
-    text.into_bytes()
+    text(document, format, true).unwrap_or_default().into_bytes()
 }
 
-/// Prints a result to stdout: as JSON or YAML, or as text for people, which `human` writes.
 pub(crate) fn print<T: Serialize>(
     format: Format,
     result: &T,
     human: impl FnOnce(&mut dyn Write) -> io::Result<()>,
 ) -> io::Result<ExitCode> {
     let mut out = io::BufWriter::new(io::stdout().lock());
-    let written = match format {
-        Format::Table | Format::Wide => human(&mut out),
-        Format::Json => {
-            let text = serde_json::to_string_pretty(result).map_err(io::Error::from);
-            text.and_then(|text| writeln!(out, "{}", escape_unprintable(&text)))
-        }
-        Format::Yaml => {
-            serde_saphyr::to_string(result).map_err(io::Error::other).and_then(|text| write!(out, "{}", yaml(&text)))
-        }
+    let written = if format.is_document() {
+        text(result, format, false).and_then(|text| out.write_all(text.as_bytes()))
+    } else {
+        human(&mut out)
     };
     printed(written.and_then(|()| out.flush()))
 }
 
 pub(crate) fn print_failure(failure: &Failure) {
-    // A failed write is ignored: stderr may be closed.
     drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));
+}
+
+pub(crate) fn report(failure: &Failure, format: Format, is_line: bool) -> ExitCode {
+    print_failure(failure);
+    write_failure(failure, format, is_line);
+    ExitCode::FAILURE
 }
 
 /// Writes a failure to stdout if the format is JSON or YAML. `is_line`: the command prints one document per line.
 pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
-    if !format.is_document() {
-        return;
+    if format.is_document() {
+        let document =
+            if is_line { json!({ "type": "failure", "failure": failure }) } else { json!({ "failure": failure }) };
+        drop(text(&document, format, is_line).and_then(|text| io::stdout().lock().write_all(text.as_bytes())));
     }
-    // A failed write is ignored: stdout may be closed.
-    drop(if is_line {
-        io::stdout().lock().write_all(&line(&json!({ "type": "failure", "failure": failure }), format))
-    } else {
-        print(format, &json!({ "failure": failure }), |_| Ok(())).map(drop)
-    });
 }
 
-/// The exit code: 1 if at least a part of the command failed, else 0.
 pub(crate) fn exit_code(is_failed: bool) -> ExitCode {
     ExitCode::from(u8::from(is_failed))
 }
@@ -130,7 +124,6 @@ pub(crate) fn names(names: &[String], digests: &[String]) -> String {
     }
 }
 
-/// Shortens the digest in a name, so that tables fit on a screen.
 pub(crate) fn cut_digest(name: &str) -> Cow<'_, str> {
     match name.rsplit_once('@') {
         Some((repository, digest)) if digest.len() > DIGEST_SHOWN => {

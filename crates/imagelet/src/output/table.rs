@@ -9,13 +9,10 @@ use comfy_table::{ContentArrangement, presets::NOTHING};
 use imagelet_core::printable::printable;
 use rustix::termios::tcgetwinsize;
 
-/// Number of spaces between two columns of a table.
 const GAP: u16 = 3;
-/// Minimum width of a wrapped line. On a narrower terminal, a message is not wrapped.
 const PROSE_MIN: usize = 24;
 const INDENT: usize = 4;
 
-/// A table that wraps its widest cells if the terminal is too narrow.
 #[derive(Debug, Default)]
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
@@ -46,7 +43,6 @@ impl Table {
         Self { optional: columns, ..self }
     }
 
-    /// With `is_wide`, the table ignores the width of the terminal.
     #[must_use]
     pub(crate) fn wide(self, is_wide: bool) -> Self {
         Self { is_wide, ..self }
@@ -63,7 +59,6 @@ impl Table {
         self
     }
 
-    /// Removes the columns with these headers if `is_wanted` is `false`.
     #[must_use]
     pub(crate) fn only_if(mut self, is_wanted: bool, headers: &[&str]) -> Self {
         headers.iter().filter(|_| !is_wanted).for_each(|header| leave_out(&mut self.rows, header));
@@ -71,7 +66,6 @@ impl Table {
     }
 
     pub(crate) fn write(&self, out: &mut dyn Write) -> io::Result<()> {
-        // If stdout is no terminal, the width is unlimited.
         let width = if self.is_wide { None } else { width_of(&io::stdout()) };
         self.lines(width).iter().try_for_each(|line| writeln!(out, "{line}"))
     }
@@ -113,7 +107,6 @@ fn comfy(rows: &[Vec<String>], width: Option<u16>) -> comfy_table::Table {
     table
 }
 
-/// Wraps a message between words if stderr is a terminal.
 pub(crate) fn fitted_to_stderr(text: &str) -> String {
     match width_of(&io::stderr()) {
         Some(width) => text.lines().map(|line| wrapped_line(line, width.into())).collect::<Vec<_>>().join("\n"),
@@ -121,18 +114,29 @@ pub(crate) fn fitted_to_stderr(text: &str) -> String {
     }
 }
 
-/// Wraps a line between words. The first line keeps its indentation; further lines are indented deeper.
+/// Wraps a line between words. Further lines are indented deeper than the first one. A word that is wider than a line
+/// fills a line alone.
 fn wrapped_line(line: &str, width: usize) -> String {
     let words = line.trim_start_matches(' ');
     let indent = line.len() - words.len();
-    if line.chars().count() <= width || width < indent + INDENT + PROSE_MIN {
+    let deeper = indent + INDENT;
+    if line.chars().count() <= width || width < deeper + PROSE_MIN {
         return line.to_owned();
     }
-    let lines = wrapped(words, width - indent - INDENT).into_iter().enumerate().map(|(number, line)| {
-        let indent = if number == 0 { indent } else { indent + INDENT };
-        format!("{:indent$}{line}", "")
-    });
-    lines.collect::<Vec<_>>().join("\n")
+    let (mut text, mut used) = (" ".repeat(indent), 0);
+    for word in words.split(' ') {
+        let length = word.chars().count();
+        if used > 0 && deeper + used + 1 + length > width {
+            text.extend(["\n", &" ".repeat(deeper)]);
+            used = 0;
+        } else if used > 0 {
+            text.push(' ');
+            used += 1;
+        }
+        text.push_str(word);
+        used += length;
+    }
+    text
 }
 
 fn width_of<T: io::IsTerminal + AsFd>(terminal: &T) -> Option<u16> {
@@ -145,22 +149,6 @@ fn leave_out(rows: &mut [Vec<String>], header: &str) {
     for row in rows.iter_mut().filter(|row| row.len() > column) {
         row.remove(column);
     }
-}
-
-/// Splits a text into lines of whole words. A word that is wider than `width` fills a line alone.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let line = lines.last_mut().expect("never empty");
-        if line.is_empty() {
-            line.push_str(word);
-        } else if line.chars().count() + 1 + word.chars().count() <= width {
-            line.extend([" ", word]);
-        } else {
-            lines.push(word.to_owned());
-        }
-    }
-    lines
 }
 
 #[cfg(test)]
