@@ -24,15 +24,12 @@ const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
-/// The variable PATH for `systemctl` if a pod calls it on the pod's host.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHOWN_MAX: usize = 1000;
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct Outcome {
-    /// The kind of the step: `probe`, `write`, `keep`, `protect`, `remove`, `check`, `run`, `await` or `advice`.
     pub(super) step: &'static str,
-    /// The path, endpoint or command that the step concerns; empty for advice.
     pub(super) target: String,
     /// `done`, `planned` for a dry run, `unchanged`, `open` for advice to the administrator, or `failed`.
     pub(super) result: &'static str,

@@ -6,13 +6,11 @@ use serde_json::{Map, Value, json};
 
 use super::{InstallArgs, SOCKET};
 
-/// Maximum size of a base configuration in bytes. `NODES_MAX` limits its number of keys and values.
 pub(super) const BASE_LENGTH_MAX: usize = 256 << 10;
 const NODES_MAX: usize = 10_000;
 
 const SERVICE: &str = include_str!("imagelet.service");
 pub(super) const SOCKET_UNIT: &str = include_str!("imagelet.socket");
-/// The program's path in the packaged unit, which `service_unit` replaces.
 const PACKAGED_PROGRAM: &str = "/usr/bin/imagelet";
 
 /// systemd starts imagelet before the kubelet, because the kubelet exits at its start if its image socket is absent.
@@ -29,7 +27,6 @@ pub(super) fn kubelet_configuration() -> String {
     )
 }
 
-/// Parses the file of `--base-configuration`: a mapping without `imageService`, which only the installation sets.
 pub(super) fn base_configuration(text: &str) -> Result<Map<String, Value>, String> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },

@@ -2,10 +2,8 @@
 
 use std::{
     collections::BTreeMap,
-    ffi::OsStr,
     fs,
-    io::Read as _,
-    os::unix::{ffi::OsStrExt as _, fs::FileTypeExt as _},
+    os::unix::fs::FileTypeExt as _,
     path::{Path, PathBuf},
 };
 
@@ -15,17 +13,16 @@ use serde_json::{Map, Value};
 use super::{
     CONFIGURATION, InstallArgs, KUBELET_CONFIG_DIR, KUBELET_CONFIG_NAME, KUBELET_UNIT_DROP_IN, PROGRAM, SERVICE_UNIT,
     SOCKET, SOCKET_UNIT,
-    owned_file::{FileState, mode, of_path},
+    owned_file::{FileState, mode, of_path, read_bounded},
 };
 use imagelet_node::failure::Failure;
 
 const RUNTIME_SOCKETS: [&str; 2] = ["/run/containerd/containerd.sock", "/run/crio/crio.sock"];
-/// The paths at which another root file system (`--root`) may have the program.
 const PROGRAMS: [&str; 2] = ["/usr/local/bin/imagelet", "/usr/bin/imagelet"];
 pub(super) const PACKAGED_UNITS: [&str; 2] =
     ["/usr/lib/systemd/system/imagelet.service", "/lib/systemd/system/imagelet.service"];
 const STATE: &str = "/var/lib/imagelet";
-const COMMAND_LINE_LENGTH_MAX: u64 = 1 << 20;
+const COMMAND_LINE_LENGTH_MAX: usize = 1 << 20;
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Systemd {
@@ -55,10 +52,8 @@ pub(super) struct HostFacts {
     pub(super) kubelet: Kubelet,
 }
 
-/// Things that may exist on the host besides the files that `install` writes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostParts {
-    /// Whether a package has installed the systemd units.
     pub(super) package: bool,
     pub(super) state: bool,
     /// Whether the daemon's socket exists as a file. It may exist although no process listens.
@@ -67,11 +62,9 @@ pub(super) struct HostParts {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct HostConfiguration {
-    /// The permission bits of the configuration file. 0: the file is absent.
     pub(super) mode: u32,
     /// The runtime's endpoint in a configuration file that `install` keeps. `None`: there is no such file or endpoint.
     pub(super) endpoint: Option<String>,
-    /// The keys of `--base-configuration`.
     pub(super) base: Map<String, Value>,
 }
 
@@ -81,7 +74,6 @@ impl HostFacts {
     }
 }
 
-/// Reads the facts about the host below `root`. `endpoint_of` reads the runtime's endpoint from a configuration file.
 pub(super) fn gather(
     request: &InstallArgs,
     root: &Path,
@@ -161,37 +153,27 @@ fn is_socket(path: &Path) -> bool {
 }
 
 fn running_kubelet() -> Kubelet {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let mut processes = processes.filter(|entry| entry.file_name().as_bytes().iter().all(u8::is_ascii_digit));
-    let found = processes.find_map(|entry| {
-        let mut line = Vec::new();
-        let file = fs::File::open(entry.path().join("cmdline")).ok()?;
-        // A process that ends during the search is skipped.
-        file.take(COMMAND_LINE_LENGTH_MAX).read_to_end(&mut line).ok()?;
-        kubelet_of(&line)
-    });
-    found.unwrap_or_default()
+    let mut processes = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let line = |process: fs::DirEntry| read_bounded(&process.path().join("cmdline"), COMMAND_LINE_LENGTH_MAX).ok();
+    processes.find_map(|process| kubelet_of(&line(process)?)).unwrap_or_default()
 }
 
 /// Parses a command line of `/proc`. Like Go, accepts flags with one or two dashes. `None`: the program is no kubelet.
 fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
-    let mut arguments = line.split(|byte| *byte == 0).map(|argument| Path::new(OsStr::from_bytes(argument)));
-    if arguments.next()?.file_name()? != "kubelet" {
+    let line = String::from_utf8_lossy(line);
+    let mut arguments = line.split('\0');
+    if Path::new(arguments.next()?).file_name()? != "kubelet" {
         return None;
     }
     let mut kubelet = Kubelet::default();
-    while let Some(argument) = arguments.next().and_then(Path::to_str) {
-        let Some(flag) = argument.strip_prefix('-').map(|rest| rest.strip_prefix('-').unwrap_or(rest)) else {
-            continue;
-        };
+    while let Some(argument) = arguments.next() {
+        let flag = argument.strip_prefix("--").or_else(|| argument.strip_prefix('-')).unwrap_or_default();
         let (name, inline) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
-        if !matches!(name, "config-dir" | "image-service-endpoint") {
-            continue;
-        }
-        let value = inline.or_else(|| arguments.next().and_then(Path::to_str)).unwrap_or_default().to_owned();
+        let mut value = || inline.or_else(|| arguments.next()).unwrap_or_default().to_owned();
         match name {
-            "config-dir" => kubelet.config_dir = Some(PathBuf::from(value)).filter(|path| path.is_absolute()),
-            _ => kubelet.image_endpoint_flag = Some(value).filter(|value| !value.is_empty()),
+            "config-dir" => kubelet.config_dir = Some(PathBuf::from(value())).filter(|path| path.is_absolute()),
+            "image-service-endpoint" => kubelet.image_endpoint_flag = Some(value()).filter(|value| !value.is_empty()),
+            _ => {}
         }
     }
     Some(kubelet)

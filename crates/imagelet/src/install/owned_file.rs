@@ -19,7 +19,6 @@ const BEGINNING: &str =
     "# Written by `imagelet install`; `imagelet install --uninstall` removes this file while it is unchanged: ";
 /// The file mode of the daemon's configuration, which may contain passwords of proxies.
 pub(super) const PRIVATE: u32 = 0o600;
-/// The file mode of systemd units and kubelet drop-ins, which contain no secrets.
 pub(super) const PUBLIC: u32 = 0o644;
 /// Maximum size of a file that `install` writes, in bytes. A longer file has another author.
 const LENGTH_MAX: usize = 1 << 20;
@@ -28,11 +27,8 @@ const LENGTH_MAX: usize = 1 << 20;
 pub(super) enum FileState {
     #[default]
     Absent,
-    /// `install` wrote the file with this content, and nothing has changed it.
     Unchanged(String),
-    /// `install` wrote the file, and an administrator has changed it.
     Changed,
-    /// An administrator or a package wrote the file.
     Foreign,
 }
 
@@ -56,23 +52,18 @@ impl FileState {
         }
     }
 
-    /// Whether `install` keeps the file, because it may contain an administrator's changes.
     pub(super) fn is_kept(&self) -> bool {
         matches!(self, Self::Changed | Self::Foreign)
     }
 }
 
-fn text(content: &str) -> String {
-    format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str())
-}
-
-/// Reads a file. Fails with `FileTooLarge` if the file is longer than `length_max` bytes.
 pub(super) fn read_bounded(path: &Path, length_max: usize) -> io::Result<Vec<u8>> {
     read_at_most(fs::File::open(path)?, length_max as u64)
 }
 
 pub(super) fn write(path: &Path, content: &str, mode: u32) -> Result<(), Failure> {
-    replace(path, text(content).as_bytes(), mode)
+    let text = format!("{BEGINNING}{}\n{content}", Digest::of(content.as_bytes()).as_str());
+    replace(path, text.as_bytes(), mode)
 }
 
 /// The permission bits of a file. 0: the file is absent.
@@ -104,7 +95,6 @@ pub(super) fn new_of(path: &Path) -> PathBuf {
     path.with_file_name(name)
 }
 
-/// Removes a file durably, if it exists.
 pub(super) fn remove(path: &Path) -> Result<(), Failure> {
     let folder = path.parent().filter(|folder| folder.exists());
     let removed = remove_file(path).and_then(|()| folder.map_or(Ok(()), sync_folder));

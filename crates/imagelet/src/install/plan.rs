@@ -12,10 +12,6 @@ use super::{
     owned_file::{FileState, PRIVATE, PUBLIC},
 };
 
-const START: &[&str] = &["start", "imagelet.service"];
-const RESTART: &[&str] = &["restart", "imagelet.service"];
-
-/// A step of an installation or uninstallation. Paths are relative to the host's root: they do not begin with `--root`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     ProbeRuntime(String),
@@ -23,14 +19,12 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
-    /// Sets mode 0600 on an existing file that every user can read now.
     Protect(&'static str),
     Keep {
         path: PathBuf,
         why: &'static str,
     },
     Remove(PathBuf),
-    /// Removes the folder if it is empty.
     RemoveFolder(&'static str),
     /// Checks whether the daemon accepts this text as its configuration. `None`: checks the existing file.
     CheckConfiguration(Option<String>),
@@ -41,17 +35,7 @@ pub(super) enum Step {
 
 /// Returns the steps in the order of execution. Fails if the administrator must first change the host or the command.
 pub(super) fn plan(request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
-    match request.role {
-        Some(role) => install(role, request, host),
-        None => Ok(uninstall(request, host)),
-    }
-}
-
-fn refused(message: String, hint: &str) -> Failure {
-    Failure::new("Failed", message).or_hint(hint)
-}
-
-fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<Step>, Failure> {
+    let Some(role) = request.role else { return Ok(uninstall(request, host)) };
     if host.systemd == Systemd::Absent {
         let hint = "`--root DIR` prepares another root file system; `imagelet help operations` has other ways to start the daemon";
         return Err(refused("systemd does not run here".into(), hint));
@@ -67,15 +51,10 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
         Step::Write { content, .. } => Some(content.clone()),
         _ => None,
     };
-    steps.push(Step::CheckConfiguration(content));
-    let is_kept = matches!(configuration, Step::Keep { .. });
-    steps.push(configuration);
-    if is_kept
-        && trusted_files::is_public(host.configuration.mode)
-        && host.state(Path::new(CONFIGURATION)) != FileState::Foreign
-    {
-        steps.push(Step::Protect(CONFIGURATION));
-    }
+    let is_ours = host.state(Path::new(CONFIGURATION)) != FileState::Foreign;
+    let is_exposed = content.is_none() && is_ours && trusted_files::is_public(host.configuration.mode);
+    steps.extend([Step::CheckConfiguration(content), configuration]);
+    steps.extend(is_exposed.then_some(Step::Protect(CONFIGURATION)));
     let units =
         [(SOCKET_UNIT, contents::SOCKET_UNIT.to_owned()), (SERVICE_UNIT, contents::service_unit(&host.program))];
     for (path, content) in units {
@@ -89,8 +68,9 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
     steps.push(Step::Systemctl(&["enable", "imagelet.socket", "imagelet.service"]));
     if is_live {
         // Either verb also starts the socket. A daemon that runs with old files is restarted.
-        let verb = if request.keep_running && !has_writes(&steps) { START } else { RESTART };
-        steps.push(Step::Systemctl(verb));
+        let is_kept = request.keep_running && !has_writes(&steps);
+        let start: &[&str] = if is_kept { &["start", "imagelet.service"] } else { &["restart", "imagelet.service"] };
+        steps.push(Step::Systemctl(start));
         steps.push(Step::AwaitDaemon);
     }
     match role {
@@ -104,6 +84,10 @@ fn install(role: Role, request: &InstallArgs, host: &HostFacts) -> Result<Vec<St
         Role::Between => steps.extend(between(request, host, is_live)?),
     }
     Ok(steps)
+}
+
+fn refused(message: String, hint: &str) -> Failure {
+    Failure::new("Failed", message).or_hint(hint)
 }
 
 pub(super) fn mode_of(path: &Path) -> u32 {
@@ -163,7 +147,6 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
         )));
     }
     if kubelet.config_dir.as_ref() == Some(&folder) {
-        // `install` may restart the kubelet, because pods keep running meanwhile.
         steps.extend(restarts.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
     } else {
         let folder = folder.display();
@@ -179,7 +162,6 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
     Ok(steps)
 }
 
-/// The steps that remove the kubelet's drop-ins.
 fn without_kubelet(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Vec<Step> {
     let places = [PathBuf::from(KUBELET_UNIT_DROP_IN), kubelet_config_dir(request, host).join(KUBELET_CONFIG_NAME)];
     let mut steps: Vec<Step> = places.into_iter().filter_map(|path| removal(host, path)).collect();
@@ -201,14 +183,12 @@ fn uninstall(request: &InstallArgs, host: &HostFacts) -> Vec<Step> {
     let mut steps = without_kubelet(request, host, is_live);
     let units = [SERVICE_UNIT, SOCKET_UNIT].map(PathBuf::from);
     let are_ours = units.iter().any(|path| matches!(host.state(path), FileState::Unchanged(_) | FileState::Changed));
-    if are_ours && !host.there.package {
-        match host.systemd {
-            Systemd::Running => {
-                steps.push(Step::Systemctl(&["disable", "--now", "imagelet.service", "imagelet.socket"]));
-            }
-            Systemd::Offline => steps.push(Step::Systemctl(&["disable", "imagelet.service", "imagelet.socket"])),
-            Systemd::Absent => {}
-        }
+    let disable: &[&str] = match host.systemd {
+        Systemd::Running => &["disable", "--now", "imagelet.service", "imagelet.socket"],
+        Systemd::Offline | Systemd::Absent => &["disable", "imagelet.service", "imagelet.socket"],
+    };
+    if are_ours && !host.there.package && host.systemd != Systemd::Absent {
+        steps.push(Step::Systemctl(disable));
     }
     steps.extend(units.into_iter().filter_map(|path| removal(host, path)));
     if are_ours {
