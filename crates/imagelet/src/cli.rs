@@ -251,11 +251,10 @@ pub(crate) enum Command {
 }
 
 impl Command {
-    /// The command's name, and its flags for a registry login. `None`: the command has no such flags.
-    pub(crate) fn login(&self) -> Option<(&'static str, &LoginArgs)> {
+    pub(crate) fn login(&self) -> Option<&LoginArgs> {
         match self {
-            Self::Pull(arguments) => Some(("pull", &arguments.login)),
-            Self::Doctor(arguments) => Some(("doctor", &arguments.login)),
+            Self::Pull(arguments) => Some(&arguments.login),
+            Self::Doctor(arguments) => Some(&arguments.login),
             _ => None,
         }
     }

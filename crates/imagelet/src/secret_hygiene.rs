@@ -1,7 +1,7 @@
 //! Hardens the process at its start: no secret in core files or process listings, and the highest limit of open files.
 
 use std::{
-    ffi::{OsStr, OsString},
+    ffi::OsString,
     io::Write as _,
     os::{
         fd::{AsRawFd as _, OwnedFd},
@@ -19,7 +19,6 @@ use rustix::{
 
 use crate::cli::{Cli, LoginArgs};
 
-/// Number of bytes that a pipe holds before a write to it blocks.
 const PIPE_HOLDS: usize = 64 << 10;
 
 /// Disables core dumps, also for children. The limit does not stop dumps into a pipe, but the dumpable flag does.
@@ -34,9 +33,6 @@ pub(crate) fn forbid_core_dumps() {
 /// Raises the soft limit of open files to the hard limit, also for children. Many pulls need more than 1024 files.
 pub(crate) fn raise_file_limit() {
     let limit = getrlimit(Resource::Nofile);
-    if limit.current == limit.maximum {
-        return;
-    }
     if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
         tracing::warn!(%error, "could not raise the limit of open files");
     }
@@ -45,8 +41,7 @@ pub(crate) fn raise_file_limit() {
 /// Removes the login from the command line and the environment, because other processes can read both. The program
 /// executes itself again, and reads the login from a pipe. On failure, the program continues unchanged.
 pub(crate) fn hide_login(arguments: &[OsString], cli: &Cli, environment: &Environment) {
-    let Some((_, given)) = cli.command.login() else { return };
-    let Some(login) = visible(given, environment) else { return };
+    let Some(login) = cli.command.login().and_then(|given| visible(given, environment)) else { return };
     let Some(pipe) = in_pipe(&login) else { return };
     let file = format!("--creds-file=/dev/fd/{}", pipe.as_raw_fd());
     let Some(arguments) = without_login(arguments, &file) else { return };
@@ -75,27 +70,22 @@ fn in_pipe(login: &Secret) -> Option<OwnedFd> {
     Some(reader)
 }
 
-/// Replaces the login in the command line with the flag in `file`. `None`: the position of the login is not certain.
+/// Replaces the login in the command line with the flag in `file`, or adds this flag. `None`: the result is not certain.
 fn without_login(arguments: &[OsString], file: &str) -> Option<Vec<OsString>> {
     let has_value = |argument: &OsString| argument.as_encoded_bytes().starts_with(b"--creds=");
     let mut kept = arguments.to_vec();
-    let mut flags = arguments.iter().take_while(|argument| *argument != "--");
-    match flags.position(|argument| argument == "--creds" || has_value(argument)) {
+    let end = arguments.iter().position(|argument| argument == "--").unwrap_or(arguments.len());
+    match arguments[..end].iter().position(|argument| argument == "--creds" || has_value(argument)) {
         Some(at) if has_value(&arguments[at]) => kept[at] = file.into(),
         Some(at) => {
             kept.get(at + 1)?;
             drop(kept.splice(at..at + 2, [file.into()]));
         }
-        None => {
-            let parsed = Cli::read(arguments.iter().cloned()).ok()?;
-            let (name, _) = parsed.command.login()?;
-            let command = arguments.iter().position(|argument| argument == OsStr::new(name))?;
-            kept.insert(command + 1, file.into());
-        }
+        None => kept.insert(end, file.into()),
     }
     // The new command line is used only if clap finds `--creds-file` in it, and no `--creds`.
     let parsed = Cli::read(kept.iter().cloned()).ok()?;
-    let (_, given) = parsed.command.login()?;
+    let given = parsed.command.login()?;
     (given.creds.is_none() && given.creds_file.is_some()).then_some(kept)
 }
 
@@ -115,15 +105,17 @@ mod tests {
         for (line, expected) in [
             ("i pull a --creds u:p", "i pull a --creds-file=F"),
             ("i --store /s pull --creds=u:p -q a", "i --store /s pull --creds-file=F -q a"),
-            ("i pull a", "i pull --creds-file=F a"),
+            ("i pull a", "i pull a --creds-file=F"),
+            ("i pull -- a", "i pull --creds-file=F -- a"),
             ("i -o json pull --creds u:p -- a", "i -o json pull --creds-file=F -- a"),
             ("i doctor a --creds u:p", "i doctor a --creds-file=F"),
-            ("i doctor a", "i doctor --creds-file=F a"),
+            ("i doctor a", "i doctor a --creds-file=F"),
+            ("i --store pull pull a", "i --store pull pull a --creds-file=F"),
         ] {
             assert_eq!(rewritten(line).as_deref(), Some(expected), "{line}");
         }
-        // A store called `pull` makes the position ambiguous.
-        assert_eq!(rewritten("i --store pull pull a"), None);
+        // No login follows the flag.
+        assert_eq!(rewritten("i pull a --creds-file --creds"), None);
     }
 
     #[test]
@@ -132,7 +124,7 @@ mod tests {
         let environment = Environment { logins, ..Environment::default() };
         let seen = |line: &str, environment: &Environment| {
             let cli = Cli::read(line.split(' ')).expect("a command line");
-            let (_, given) = cli.command.login().expect("a command with a login");
+            let given = cli.command.login().expect("a command with a login");
             visible(given, environment).map(|login| login.expose().to_owned())
         };
         assert_eq!(seen("i pull a --creds u:p", &environment).as_deref(), Some("u:p"));
