@@ -58,7 +58,6 @@ pub(super) async fn remove(node: &Node, images: Vec<String>, format: Format) -> 
     Ok(exit_code(!failures.is_empty()))
 }
 
-/// Whether `text` is the id or a prefix of it, with or without `sha256:`.
 fn is_id(id: &str, text: &str) -> bool {
     id.starts_with(text) || id.trim_start_matches("sha256:").starts_with(text)
 }
@@ -73,7 +72,6 @@ pub(super) async fn pin(node: &Node, pattern: String, format: Format) -> Result<
     if !changed.changed {
         note(&format!("{} was pinned before", changed.pattern));
     }
-    // A pattern that matches no image may be misspelt, so the user gets a note.
     if changed.images.as_ref().is_some_and(Vec::is_empty) {
         note(&format!("note: `{}` matches no present image; one that comes later is pinned", changed.pattern));
         if changed.pattern.starts_with("sha256:")
@@ -163,12 +161,9 @@ pub(super) async fn ask_shown<C: Command>(
     node.ask(request, shown.steps.clone()).await
 }
 
-/// Parses the place of an archive. `oci:DIR` is a folder; any other text is a file.
 fn archive_place(text: &str) -> Result<ArchivePlace, Failure> {
-    let (path, is_folder) = match text.strip_prefix("oci:") {
-        Some(folder) => (folder, true),
-        None => (text, false),
-    };
+    let folder = text.strip_prefix("oci:");
+    let (path, is_folder) = (folder.unwrap_or(text), folder.is_some());
     if path.is_empty() || path == "-" {
         return Err(
             Failure::invalid(format!("`{text}` names no archive")).or_hint("give a file, or `oci:DIR` for a folder")

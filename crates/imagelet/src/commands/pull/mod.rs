@@ -4,7 +4,7 @@ mod doctor;
 mod registry_login;
 
 use std::{
-    io::{BufRead as _, Read as _},
+    io::{BufRead as _, ErrorKind},
     path::Path,
     process::ExitCode,
     sync::{Arc, Mutex},
@@ -13,6 +13,7 @@ use std::{
 use futures_util::{StreamExt as _, stream};
 use imagelet_core::{
     credentials::Secret,
+    durable::read_at_most,
     image::{ByteSize, Reference, shown_name},
     lock::locked,
     printable::printable,
@@ -36,48 +37,39 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Maximum number of images that a command requests at the same time. The node limits its pulls by other settings.
 const REQUESTS_AT_ONCE: usize = 4;
 const LOGIN_LENGTH_MAX: u64 = 64 << 10;
 
 pub(super) fn read(arguments: &PullArgs, environment: &Environment) -> Result<Vec<PullRequest>, Failure> {
-    let login = login(&arguments.login, environment)?;
+    let request = PullRequest {
+        policy: arguments.policy.clone(),
+        login: login(&arguments.login, environment)?,
+        platform: arguments.platform.as_ref().map(ToString::to_string),
+        ..PullRequest::default()
+    };
     let request = |image: &String| {
         image.parse::<Reference>().map_err(|error| Failure {
             reason: "InvalidImageName".into(),
             ..Failure::because(format!("`{}` names no image", shown_name(image)), &error)
         })?;
-        Ok(PullRequest {
-            image: image.clone(),
-            policy: arguments.policy.clone(),
-            login: login.clone(),
-            platform: arguments.platform.as_ref().map(ToString::to_string),
-            ..PullRequest::default()
-        })
+        Ok(PullRequest { image: image.clone(), ..request.clone() })
     };
     arguments.images.iter().map(request).collect()
 }
 
-/// Reads a manifest from a file, or from stdin if the path is `-`.
 pub(super) fn read_manifest(path: &Path, length_max: usize) -> Result<String, Failure> {
-    let no_text = || Failure::new("Failed", format!("`{}` is neither UTF-8 nor UTF-16", path.display()));
-    decode(read_bytes(path, length_max)?).ok_or_else(no_text)
-}
-
-fn read_bytes(path: &Path, length_max: usize) -> Result<Vec<u8>, Failure> {
-    let mut bytes = Vec::new();
-    let limit = length_max as u64 + 1;
-    if path == Path::new("-") {
-        std::io::stdin().lock().take(limit).read_to_end(&mut bytes)
+    let failed = |what: &str| Failure::new("Failed", format!("`{}` is {what}", path.display()));
+    let limit = length_max as u64;
+    let bytes = if path == Path::new("-") {
+        read_at_most(std::io::stdin().lock(), limit)
     } else {
-        std::fs::File::open(path).and_then(|file| file.take(limit).read_to_end(&mut bytes))
-    }
-    .map_err(|error| unread(path, &error))?;
-    if bytes.len() > length_max {
-        let limit = ByteSize(length_max as u64);
-        return Err(Failure::new("Failed", format!("`{}` is longer than {limit}", path.display())));
-    }
-    Ok(bytes)
+        std::fs::File::open(path).and_then(|file| read_at_most(file, limit))
+    };
+    let bytes = bytes.map_err(|error| match error.kind() {
+        ErrorKind::FileTooLarge => failed(&format!("longer than {}", ByteSize(limit))),
+        _ => unread(path, &error),
+    })?;
+    decode(bytes).ok_or_else(|| failed("neither UTF-8 nor UTF-16"))
 }
 
 fn login(arguments: &LoginArgs, environment: &Environment) -> Result<Option<Login>, Failure> {
@@ -113,7 +105,6 @@ fn secret_of(read: impl FnOnce(&mut Vec<u8>) -> std::io::Result<usize>) -> std::
     Ok(Secret::from_bytes(std::mem::take(&mut *text)))
 }
 
-/// Requests all images from the node. If one image fails, the other images are requested all the same.
 pub(super) async fn run(
     node: &Node,
     requests: Vec<PullRequest>,
