@@ -26,7 +26,6 @@ use imagelet_node::{
     node::Node,
 };
 
-/// Maximum number of pods that the command requests at the same time. One request contains all images of a pod.
 const PODS_AT_ONCE: usize = 4;
 
 pub(super) fn read(arguments: &EnsureArgs) -> Result<Manifests, Failure> {
@@ -57,7 +56,6 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Requests all pods from the node. If an object or an image fails, the other pods are requested all the same.
 pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: Format) -> Result<ExitCode, Failure> {
     let screen = Screen::of_stderr(quiet);
     for note in &manifests.notes {
@@ -70,18 +68,16 @@ pub(super) async fn run(node: &Node, manifests: Manifests, quiet: bool, format: 
         .collect()
         .await;
     let (mut pods, mut failures) = (Vec::new(), Vec::new());
-    let mut fail = |pod: String, failure: Failure| {
-        print_failure(&failure);
-        failures.push(json!({ "pod": pod, "failure": failure }));
-    };
-    manifests.failures.into_iter().for_each(|(object, failure)| fail(object, failure));
-    for answer in answers {
+    for answer in manifests.failures.into_iter().map(Err).chain(answers) {
         match answer {
             Ok(pod) => {
                 distinct_failures(&pod).into_iter().for_each(print_failure);
                 pods.push(pod);
             }
-            Err((pod, failure)) => fail(pod, failure),
+            Err((pod, failure)) => {
+                print_failure(&failure);
+                failures.push(json!({ "pod": pod, "failure": failure }));
+            }
         }
     }
     let failed = !failures.is_empty() || pods.iter().flat_map(|pod| &pod.images).any(|row| row.failure.is_some());
@@ -103,59 +99,37 @@ async fn ensure(
     is_many: bool,
 ) -> Result<PodEnsured, (String, Failure)> {
     let name = pod_text(&request.pod.namespace, &request.pod.name);
+    let prefix = if is_many { printable(&format!("{name} ")) } else { String::new() };
     let images: Vec<String> = request.images.iter().map(|image| image.image.clone()).collect();
-    let widest = images.iter().map(|image| image.chars().count()).max().unwrap_or(0);
-    let pod_screen = Arc::new(PodScreen {
-        screen: screen.clone(),
-        width: widest,
-        prefix: if is_many { format!("{name} ") } else { String::new() },
-        images,
-        shown: Mutex::default(),
+    let widest = images.iter().map(|image| image.chars().count()).max();
+    let shown = Arc::<Mutex<HashMap<usize, Shown>>>::default();
+    let (lines, screen) = (Arc::clone(&shown), screen.clone());
+    let steps: Steps = Arc::new(move |step| match step {
+        Step::Asked { image } => {
+            let line = images.get(image).map(|name| screen.show(name, widest));
+            locked(&lines).extend(line.map(|line| (image, line)));
+        }
+        Step::Image { image, of } => {
+            let steps = locked(&lines).get(&image).map(|line| Arc::clone(&line.steps));
+            if let Some(steps) = steps {
+                steps(*of);
+            }
+        }
+        Step::Settled { image, row } => {
+            drop(locked(&lines).remove(&image));
+            screen.say(&format!("{prefix}{}", outcome_line(&row)));
+        }
+        Step::Notice { note } => screen.say(&format!("{prefix}{}", printable(&note))),
+        _ => {}
     });
-    let hearing = Arc::clone(&pod_screen);
-    let steps: Steps = Arc::new(move |step| hearing.take(step));
     let answer = node.ask(request, steps).await;
     // A bar remains if the request is cancelled, or if the last step is lost on a slow socket. Remove such bars.
-    locked(&pod_screen.shown).clear();
+    locked(&shown).clear();
     answer.map_err(|failure| (name, failure))
 }
 
 fn pod_text(namespace: &str, name: &str) -> String {
     format!("{namespace}/{name}")
-}
-
-struct PodScreen {
-    screen: Screen,
-    width: usize,
-    prefix: String,
-    /// The names of the images in the order of the request: a step names an image by its index.
-    images: Vec<String>,
-    shown: Mutex<HashMap<usize, Shown>>,
-}
-
-impl PodScreen {
-    fn take(&self, step: Step) {
-        match step {
-            Step::Asked { image } => {
-                if let Some(name) = self.images.get(image) {
-                    let shown = self.screen.show(name, Some(self.width));
-                    locked(&self.shown).insert(image, shown);
-                }
-            }
-            Step::Image { image, of } => {
-                let steps = locked(&self.shown).get(&image).map(|shown| Arc::clone(&shown.steps));
-                if let Some(steps) = steps {
-                    steps(*of);
-                }
-            }
-            Step::Settled { image, row } => {
-                drop(locked(&self.shown).remove(&image));
-                self.screen.say(&format!("{}{}", printable(&self.prefix), outcome_line(&row)));
-            }
-            Step::Notice { note } => self.screen.say(&printable(&format!("{}{note}", self.prefix))),
-            _ => {}
-        }
-    }
 }
 
 fn outcome_line(row: &PodImageRow) -> String {
@@ -171,7 +145,6 @@ fn outcome_line(row: &PodImageRow) -> String {
     }
 }
 
-/// The failures of a pod. A failure that several containers share is listed once.
 fn distinct_failures(pod: &PodEnsured) -> Vec<&Failure> {
     let rows = pod.images.iter().filter(|row| row.message.is_empty() || !row.reason.is_empty());
     rows.filter_map(|row| row.failure.as_ref()).fold(Vec::new(), |mut distinct, failure| {
