@@ -67,9 +67,9 @@ pub(crate) struct Global {
     /// The store is opened in this process. The variable IMAGELET_STORE stands for it.
     #[arg(long, global = true, env = "IMAGELET_STORE", value_name = "DIR", hide_env = true, hide_short_help = true)]
     pub(crate) store: Option<PathBuf>,
-    /// The store is named by the flag, not by the variable.
+    // `--store` overrides the runtime in the configuration file. For the daemon, IMAGELET_STORE conflicts with it.
     #[arg(skip)]
-    pub(crate) is_store_typed: bool,
+    pub(crate) store_wins: bool,
     /// How long to wait for another process that changes the store: `30s`, `2m`, 0 for not at all. Commands that change
     /// the store wait for 30 s, `serve` for 10 s; those that only read need not wait.
     #[arg(long, global = true, value_name = "DURATION", value_parser = parse_wait, hide_short_help = true)]
@@ -502,7 +502,7 @@ impl Cli {
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
-        cli.global.is_store_typed = typed("store");
+        cli.global.store_wins = typed("store") || !matches!(cli.command, Command::Serve(_) | Command::Config(_));
         let mut conflict = |message: &str| Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
         if typed("endpoint") && typed("store") {
             return conflict("the argument '--endpoint <URI>' cannot be used with '--store <DIR>'");

@@ -3,13 +3,31 @@
 use std::path::PathBuf;
 
 use imagelet_node::{
-    config::{Environment, Sources},
+    config::{Environment, Settings, Sources},
     failure::Failure,
 };
 
 use crate::cli::{Global, ServeArgs};
 
-pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Environment) -> Result<Sources, Failure> {
+#[derive(Debug, Default)]
+pub(crate) struct Context {
+    pub(crate) global: Global,
+    pub(crate) environment: Environment,
+}
+
+pub(crate) fn daemon_settings(arguments: &ServeArgs, context: &Context) -> Result<Settings, Failure> {
+    let sources = sources(arguments, context)?;
+    for warning in arguments.ignored_options(sources.has_node()).chain(sources.exposed_password()) {
+        tracing::warn!("{warning}");
+    }
+    Ok(sources.settings()?)
+}
+
+pub(crate) fn command_sources(context: &Context) -> Result<Sources, Failure> {
+    sources(&ServeArgs { config: context.environment.config.clone(), ..ServeArgs::default() }, context)
+}
+
+pub(crate) fn sources(arguments: &ServeArgs, Context { global, environment }: &Context) -> Result<Sources, Failure> {
     let mut sources = Sources::new(environment.clone());
     let store = global.store.as_ref();
     if let Some(file) = &arguments.kubelet_config {
@@ -26,12 +44,11 @@ pub(crate) fn sources(arguments: &ServeArgs, global: &Global, environment: &Envi
         let text = std::path::absolute(path)?.into_os_string().into_string();
         text.map(Some).map_err(|path| Failure::invalid(format!("`{}` is not UTF-8", path.display())))
     };
-    // `--store` overrides the runtime in the configuration file. A store in IMAGELET_STORE conflicts with that runtime.
     if let Some(store) = store
         && arguments.runtime_endpoint.is_none()
         && arguments.config.is_some()
     {
-        if let Some((endpoint, place)) = sources.runtime_of_file().filter(|_| !global.is_store_typed) {
+        if let Some((endpoint, place)) = sources.runtime_of_file().filter(|_| !global.store_wins) {
             let store = store.display();
             let message = format!("IMAGELET_STORE names the store `{store}`, and {place} the runtime `{endpoint}`");
             let hint = format!("unset IMAGELET_STORE, or give `--store {store}` to use that store without the runtime");

@@ -11,32 +11,28 @@ use imagelet_oci::check_registry_files;
 use serde_json::{Map, Value, json};
 
 use super::images_write::note;
-use crate::sources::sources;
 use crate::{
-    cli::{ConfigCommand, Global, ServeArgs},
+    cli::{ConfigCommand, ServeArgs},
     output::{Table, or_dash, print},
+    sources::{Context, sources},
 };
 
-pub(super) async fn run(
-    command: ConfigCommand,
-    global: &Global,
-    environment: &Environment,
-) -> Result<ExitCode, Failure> {
+pub(super) async fn run(command: ConfigCommand, context: &Context) -> Result<ExitCode, Failure> {
     let (arguments, is_check) = match command {
         ConfigCommand::Check { file, kubelet_config, kubelet_config_dir } => {
             (ServeArgs { config: file, kubelet_config, kubelet_config_dir, ..ServeArgs::default() }, true)
         }
         ConfigCommand::Show(arguments) => (*arguments, false),
     };
-    let format = global.output;
+    let format = context.global.output;
     let invalid = |error: ConfigError| match error {
         ConfigError::Read { .. } => Failure::of(&error),
         ConfigError::Invalid(_) => Failure::of(&error).or_hint("`imagelet help configuration` lists all keys"),
     };
     if is_check {
-        check(&arguments, environment).map_err(invalid)?;
+        check(&arguments, &context.environment).map_err(invalid)?;
     }
-    let sources = sources(&arguments, global, environment)?;
+    let sources = sources(&arguments, context)?;
     for warning in arguments.ignored_options(sources.has_node()) {
         note(&format!("warning: {warning}"));
     }

@@ -8,7 +8,6 @@ mod events;
 mod images;
 mod images_write;
 mod pull;
-mod serve;
 mod status;
 mod target;
 mod verify;
@@ -18,13 +17,13 @@ use std::process::ExitCode;
 
 use serde_json::json;
 
-use crate::output::{print_failure, write_failure};
 use crate::{
-    cli::{Cli, Command, EventsArgs, Global, PodCommand},
+    cli::{Cli, Command, EventsArgs, PodCommand},
     manifests::Manifests,
-    output::{Format, print, printed},
+    output::{Format, print, printed, report},
+    sources::{Context, daemon_settings},
 };
-use imagelet_node::{config::Environment, failure::Failure, node::Node};
+use imagelet_node::{config::Environment, failure::Failure, node::Node, serve::serve};
 use target::find_node;
 
 /// The exit codes after SIGINT and SIGTERM: 128 plus the number of the signal.
@@ -32,29 +31,27 @@ const EXIT_INTERRUPTED: u8 = 130;
 const EXIT_TERMINATED: u8 = 143;
 
 pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, Failure> {
-    let format = cli.global.output;
+    let context = Context { global: cli.global, environment };
+    let Context { global, environment } = &context;
+    let format = global.output;
     match cli.command {
         Command::Serve(arguments) => {
-            serve::serve(*arguments, cli.global, environment).await?;
+            serve(|| daemon_settings(&arguments, &context), global.lock_timeout).await?;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Prefetch(command) => cluster::run_prefetch(command, &environment, format).await,
-        Command::Controller(arguments) => {
-            unless_interrupted(Box::pin(cluster::run_controller(arguments, &environment)))
-                .await
-                .map(|_| ExitCode::SUCCESS)
-        }
-        Command::Config(command) => configuration::run(command, &cli.global, &environment).await,
-        Command::Install(arguments) => crate::install::run(arguments, &environment, format).await,
+        Command::Prefetch(command) => cluster::run_prefetch(command, &context).await,
+        Command::Controller(arguments) => unless_interrupted(Box::pin(cluster::run_controller(arguments, environment)))
+            .await
+            .map(|_| ExitCode::SUCCESS),
+        Command::Config(command) => configuration::run(command, &context).await,
+        Command::Install(arguments) => crate::install::run(arguments, &context).await,
         Command::Pod(PodCommand::Wait) => {
             interrupted().await;
             Ok(ExitCode::SUCCESS)
         }
-        Command::Doctor(arguments) => pull::doctor(arguments, &cli.global, &environment).await,
-        Command::Login(arguments) => {
-            unless_interrupted(Box::pin(pull::log_in(arguments, &cli.global, &environment))).await
-        }
-        Command::Logout { registry } => pull::log_out(registry.as_deref(), &cli.global, &environment).await,
+        Command::Doctor(arguments) => pull::doctor(arguments, &context).await,
+        Command::Login(arguments) => unless_interrupted(Box::pin(pull::log_in(arguments, &context))).await,
+        Command::Logout { registry } => pull::log_out(registry.as_deref(), &context).await,
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut crate::cli::command(), "imagelet", &mut script);
@@ -73,22 +70,22 @@ pub(crate) async fn run(cli: Cli, environment: Environment) -> Result<ExitCode, 
             let version = env!("CARGO_PKG_VERSION");
             Ok(print(format, &json!({ "version": version }), |out| writeln!(out, "imagelet {version}"))?)
         }
-        command => run_on_node(command, &cli.global, &environment).await,
+        command => run_on_node(command, &context).await,
     }
 }
 
-async fn run_on_node(command: Command, global: &Global, environment: &Environment) -> Result<ExitCode, Failure> {
-    let format = global.output;
+async fn run_on_node(command: Command, context: &Context) -> Result<ExitCode, Failure> {
+    let format = context.global.output;
     // The command's input is read before the store is opened, so that an error in it is reported without a wait.
     let (mut pulls, mut manifests) = (Vec::new(), Manifests::default());
     match &command {
-        Command::Pull(arguments) => pulls = pull::read(arguments, environment)?,
+        Command::Pull(arguments) => pulls = pull::read(arguments, &context.environment)?,
         Command::Ensure(arguments) => manifests = ensure::read(arguments)?,
         _ => {}
     }
     // `events -f` normally ends by a signal, so the signal is not reported as a failure.
     let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
-    let again = async |access| find_node(global, environment, access).await;
+    let again = async |access| find_node(context, access).await;
     let opened = again(command.store_access()).await?;
     let node = &opened;
     let work = async {
@@ -119,9 +116,7 @@ async fn run_on_node(command: Command, global: &Global, environment: &Environmen
         code = work => code,
         code = interrupted() => {
             if !is_endless {
-                let failure = Failure::new("Cancelled", "interrupted");
-                print_failure(&failure);
-                write_failure(&failure, format, false);
+                report(&Failure::new("Cancelled", "interrupted"), format, false);
             }
             Ok(code)
         }

@@ -8,17 +8,15 @@ use std::{
 
 use imagelet_core::text::duration_text;
 use imagelet_node::{
-    config::{Backend, Environment, Settings, Source, Sources},
+    config::{Backend, Settings, Source, Sources},
     failure::Failure,
     node::{Node, Probed, RemoteNode, socket_hint},
     serve::{Role, StoreAccess, open_node, parse_endpoint},
 };
 use imagelet_oci::Access;
 
-use crate::cli::{Global, ServeArgs};
-use crate::sources::sources;
+use crate::sources::{Context, command_sources};
 
-/// The default of `--timeout`, the maximum wait for an answer from a daemon or runtime.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 const STORE_LOCK_WAIT: Duration = Duration::from_secs(30);
 
@@ -29,53 +27,51 @@ pub(super) enum Target {
     Here(Box<Settings>),
 }
 
-/// Finds the node of a command. If no daemon is its node, this process opens the store or connects to the runtime.
-pub(super) async fn find_node(global: &Global, environment: &Environment, access: Access) -> Result<Node, Failure> {
-    match find_target(global, environment).await? {
+pub(super) async fn find_node(context: &Context, access: Access) -> Result<Node, Failure> {
+    match find_target(context).await? {
         Target::Daemon(node) => Ok(Node::Remote(node)),
-        Target::Here(settings) => open(*settings, global, environment, access).await,
+        Target::Here(settings) => {
+            let Context { global, environment } = context;
+            let is_at_default = matches!(&settings.images.backend, Backend::Embedded(store) if store.engine.place.root == environment.store_default());
+            let access = named_access(access, global.store.is_some() || !is_at_default);
+            let wanted = StoreAccess { access, lock_wait: global.lock_timeout.unwrap_or(STORE_LOCK_WAIT) };
+            Ok(Node::Local(open_node(*settings, Role::Command, wanted).await?))
+        }
     }
 }
 
 /// Finds the target of a command, and opens no store. If a daemon is configured or its socket exists, but it does not
 /// answer, the command fails: a store that this process opens may not be the daemon's.
-pub(super) async fn find_target(global: &Global, environment: &Environment) -> Result<Target, Failure> {
+pub(super) async fn find_target(context: &Context) -> Result<Target, Failure> {
+    let Context { global, environment } = context;
+    let patience = global.timeout.map_or(ANSWER_MAX, |wait| if wait.is_zero() { Duration::MAX } else { wait });
+    let here = |sources: &Sources| Ok(Target::Here(Box::new(within(patience, sources)?)));
     if let Some(endpoint) = &global.endpoint {
-        let node = RemoteNode::new(parse_endpoint(endpoint)?.path(), patience(global));
-        match node.probe().await {
+        let node = RemoteNode::new(parse_endpoint(endpoint)?.path(), patience);
+        return match node.probe().await {
             // The endpoint is that of a CRI runtime. This process calls the runtime directly.
             Probed::OtherCri => {
-                let mut sources = sources_of(global, environment)?;
+                let mut sources = command_sources(context)?;
                 sources.add_flag("--endpoint", "imageService.cri.endpoint", endpoint.as_str());
-                return Ok(Target::Here(Box::new(within(patience(global), &sources)?)));
+                here(&sources)
             }
-            Probed::Silent(error) => return Err(node.unreachable(&error)),
+            Probed::Silent(error) => Err(node.unreachable(&error)),
             // If the socket does not exist, the first request to the node fails.
-            Probed::Ours | Probed::Missing => return Ok(Target::Daemon(node)),
-        }
+            Probed::Ours | Probed::Missing => Ok(Target::Daemon(node)),
+        };
     }
-    let sources = sources_of(global, environment)?;
+    let sources = command_sources(context)?;
     if global.store.is_none() {
         let configured = configured_socket(&sources)?;
-        for socket in configured.as_ref().map_or_else(|| environment.sockets_to_try(), |socket| vec![socket.clone()]) {
-            let node = RemoteNode::new(&socket, patience(global));
-            if daemon_answers(node.probe().await, &socket, configured.is_some())? {
+        let is_configured = configured.is_some();
+        for socket in configured.map_or_else(|| environment.sockets_to_try(), |socket| vec![socket]) {
+            let node = RemoteNode::new(&socket, patience);
+            if daemon_answers(node.probe().await, &socket, is_configured)? {
                 return Ok(Target::Daemon(node));
             }
         }
     }
-    Ok(Target::Here(Box::new(within(patience(global), &sources)?)))
-}
-
-/// The configuration of a command other than `serve`.
-pub(super) fn sources_of(global: &Global, environment: &Environment) -> Result<Sources, Failure> {
-    let arguments = ServeArgs { config: environment.config.clone(), ..ServeArgs::default() };
-    // For a command, IMAGELET_STORE overrides the runtime in the configuration file, as `--store` does.
-    sources(&arguments, &Global { is_store_typed: true, ..global.clone() }, environment)
-}
-
-fn patience(global: &Global) -> Duration {
-    global.timeout.map_or(ANSWER_MAX, |timeout| if timeout.is_zero() { Duration::MAX } else { timeout })
+    here(&sources)
 }
 
 /// Whether a daemon answers. `false`: the socket is missing, and is not configured. All other cases are errors.
@@ -102,15 +98,6 @@ fn configured_socket(sources: &Sources) -> Result<Option<PathBuf>, Failure> {
     Ok(Some(sources.settings()?.interfaces.socket))
 }
 
-async fn open(settings: Settings, global: &Global, environment: &Environment, access: Access) -> Result<Node, Failure> {
-    let is_at_default = matches!(&settings.images.backend, Backend::Embedded(store) if store.engine.place.root == environment.store_default());
-    let is_named = global.store.is_some() || !is_at_default;
-    let lock_wait = global.lock_timeout.unwrap_or(STORE_LOCK_WAIT);
-    let wanted = StoreAccess { access: named_access(access, is_named), lock_wait };
-    Ok(Node::Local(open_node(settings, Role::Command, wanted).await?))
-}
-
-/// The settings of a command. `patience` is the upper limit of the configured request timeout.
 fn within(patience: Duration, sources: &Sources) -> Result<Settings, Failure> {
     let settings = sources.settings()?;
     if settings.node.request_timeout <= patience {
@@ -134,6 +121,7 @@ mod tests {
     use std::io::{Error, ErrorKind};
 
     use super::*;
+    use imagelet_node::config::Environment;
 
     #[test]
     fn a_socket_leads_to_the_daemon_or_to_an_error_and_only_its_absence_to_the_store() {

@@ -24,18 +24,13 @@ use self::{
     owned_file::read_bounded,
     plan::{Step, plan},
 };
-use crate::sources::sources;
 use crate::{
-    cli::{Global, InstallArgs, Role, ServeArgs},
-    output::{Format, Table, or_dash, print},
+    cli::{InstallArgs, Role, ServeArgs},
+    output::{Table, or_dash, print},
+    sources::{Context, sources},
 };
-use imagelet_node::{
-    config::{Backend, Environment},
-    failure::Failure,
-    serve::check_files,
-};
+use imagelet_node::{config::Backend, failure::Failure, serve::check_files};
 
-/// The path on the host to which `pod install` copies the program.
 const PROGRAM: &str = "/opt/imagelet/imagelet";
 /// The daemon's socket. The systemd unit `imagelet.socket` names the same path.
 const SOCKET: &str = "/run/imagelet/imagelet.sock";
@@ -50,23 +45,19 @@ const KUBELET_UNIT_DROP_IN: &str = "/etc/systemd/system/kubelet.service.d/10-ima
 const KUBELET_CONFIG_DIR: &str = "/etc/kubernetes/kubelet.conf.d";
 const KUBELET_CONFIG_NAME: &str = "90-imagelet.conf";
 
-pub(crate) async fn run(
-    arguments: InstallArgs,
-    environment: &Environment,
-    format: Format,
-) -> Result<ExitCode, Failure> {
+pub(crate) async fn run(arguments: InstallArgs, context: &Context) -> Result<ExitCode, Failure> {
     let InstallArgs { role, dry_run, .. } = arguments;
-    let absolute = |path: &Path| std::path::absolute(path);
-    let root = arguments.root.as_deref().map(absolute).transpose()?.unwrap_or_else(|| "/".into());
-    if root == Path::new("/") && !environment.root && !dry_run {
+    let root = arguments.root.as_deref().map(std::path::absolute).transpose()?.unwrap_or_else(|| "/".into());
+    if root == Path::new("/") && !context.environment.root && !dry_run {
         return Err(Failure::new("PermissionDenied", "only root can set a host up"));
     }
-    let kubeconfig = arguments.kubeconfig.as_deref().map(absolute).transpose()?;
+    let kubeconfig = arguments.kubeconfig.as_deref().map(std::path::absolute).transpose()?;
     let request = InstallArgs { kubeconfig, ..arguments };
     let base_configuration = request.base_configuration.as_deref().map(base).transpose()?.unwrap_or_default();
     let read = |file: &Path| {
         let arguments = ServeArgs { config: Some(file.to_owned()), ..ServeArgs::default() };
-        sources(&arguments, &Global::default(), environment)?.settings().map_err(|error| Failure::of(&error))
+        let context = Context { environment: context.environment.clone(), ..Context::default() };
+        sources(&arguments, &context)?.settings().map_err(|error| Failure::of(&error))
     };
     let host = gather(&request, &root, base_configuration, |file| {
         Ok(match read(file)?.images.backend {
@@ -77,7 +68,7 @@ pub(crate) async fn run(
     let steps = plan(&request, &host)?;
     let check = async |file: &Path| check_files(&read(file)?).await;
     let (outcomes, failure) = apply(&steps, &root, &request, check).await;
-    let printed = print(format, &json!({ "steps": outcomes }), |out| table(&outcomes).write(out))?;
+    let printed = print(context.global.output, &json!({ "steps": outcomes }), |out| table(&outcomes).write(out))?;
     match failure {
         Some(failure) if role.is_some() => {
             Err(failure.or_hint("`imagelet install --uninstall` takes back what was written"))

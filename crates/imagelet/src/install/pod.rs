@@ -1,15 +1,5 @@
-//! `pod install`: enters the mount namespace of the pod's host, copies the program there and runs `install` there.
-//!
-//! ```text
-//! /opt/imagelet/imagelet        the program; while it exists, `pod install` manages the host
-//! /opt/imagelet/config.yaml     the pod's part of the daemon's configuration
-//! /opt/imagelet/http-token      the token of the HTTP server
-//! /opt/imagelet/proxy-password  the password for the proxies in the configuration
-//! /opt/imagelet/installed       digests of the files above and of the arguments, written after a successful run
-//! /usr/local/bin/imagelet       a link to the program, if no other file has this path
-//! ```
-//!
-//! `pod install` writes the program first and removes it last, so that an interrupted attempt can be repeated.
+//! `pod install`: enters the mount namespace of the pod's host, copies the program there and runs `install` there. It
+//! writes the program first and removes it last, so that an interrupted attempt can be repeated.
 
 use std::{
     fs, io,
@@ -17,7 +7,7 @@ use std::{
         fd::AsFd as _,
         unix::fs::{MetadataExt as _, symlink},
     },
-    path::Path,
+    path::{Path, PathBuf},
     process::ExitCode,
 };
 
@@ -32,8 +22,9 @@ use super::{
     owned_file::{new_of, of_path, read_bounded, remove, remove_empty_folder, replace},
 };
 use crate::{
-    cli::{InstallArgs, PodInstallArgs},
+    cli::{Global, InstallArgs, PodInstallArgs},
     output::Format,
+    sources::Context,
 };
 use imagelet_node::{config::Environment, failure::Failure};
 
@@ -41,12 +32,12 @@ const FOLDER: &str = "/opt/imagelet";
 const BASE_CONFIGURATION: &str = "/opt/imagelet/config.yaml";
 const HTTP_TOKEN: &str = "/opt/imagelet/http-token";
 const PROXY_PASSWORD: &str = "/opt/imagelet/proxy-password";
+/// The digests of the files above and of the arguments. The daemon is restarted if they differ from those of this run.
 const INSTALLED: &str = "/opt/imagelet/installed";
 const LINK: &str = "/usr/local/bin/imagelet";
 const PROGRAM_LENGTH_MAX: usize = 512 << 20;
 const SECRET_LENGTH_MAX: usize = 4096;
 
-/// A file that only root can read: its path on the host, and its content. `None`: the pod has no such file.
 type PrivateFile = (&'static str, Option<Vec<u8>>);
 
 /// **Invariant:** the process has one thread, because the kernel moves only the calling thread into a mount namespace.
@@ -55,15 +46,12 @@ pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<E
     let read =
         |path: &Path, length_max: usize| read_bounded(path, length_max).map_err(|error| of_path("read", path, &error));
     let program = read(Path::new("/proc/self/exe"), PROGRAM_LENGTH_MAX)?;
+    let given = |path: Option<&PathBuf>, length_max| path.map(|path| read(path, length_max)).transpose();
     let private = [
-        (BASE_CONFIGURATION, &install.base_configuration, BASE_LENGTH_MAX),
-        (HTTP_TOKEN, &http_token, SECRET_LENGTH_MAX),
-        (PROXY_PASSWORD, &proxy_password, SECRET_LENGTH_MAX),
+        (BASE_CONFIGURATION, given(install.base_configuration.as_ref(), BASE_LENGTH_MAX)?),
+        (HTTP_TOKEN, given(http_token.as_ref(), SECRET_LENGTH_MAX)?),
+        (PROXY_PASSWORD, given(proxy_password.as_ref(), SECRET_LENGTH_MAX)?),
     ];
-    let private = private
-        .into_iter()
-        .map(|(name, path, length_max)| Ok((name, path.as_deref().map(|path| read(path, length_max)).transpose()?)));
-    let private = private.collect::<Result<Vec<PrivateFile>, Failure>>()?;
     enter(&host_namespace)?;
     if !Path::new("/run/systemd/system").is_dir() {
         return Err(Failure::new("FailedPrecondition", "systemd does not run on this host")
@@ -74,7 +62,6 @@ pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<E
     if install.uninstall { take_back(install, format) } else { set_up(install, &program, &private, format) }
 }
 
-/// Enters the mount namespace of the host. From then on, this process opens each path on the host.
 fn enter(namespace: &Path) -> Result<(), Failure> {
     let failed = |error: &io::Error| {
         Failure::because(format!("could not enter the mount namespace `{}`", namespace.display()), error)
@@ -132,11 +119,11 @@ fn take_back(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> 
     remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROXY_PASSWORD, PROGRAM])
 }
 
-/// Runs `install` on the host, without the pod's environment variables.
 fn run(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let environment = Environment { root: rustix::process::geteuid().is_root(), ..Environment::default() };
+    let context = Context { global: Global { output: format, ..Global::default() }, environment };
     let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-    runtime.block_on(super::run(install, &environment, format))
+    runtime.block_on(super::run(install, &context))
 }
 
 /// Removes the files and their temporary copies, which an interrupted attempt may leave. Removes the folder if empty.
@@ -160,7 +147,6 @@ fn check_folder() -> Result<(), Failure> {
     Err(Failure::new("FailedPrecondition", format!("`{FOLDER}` is no folder that root alone may change")))
 }
 
-/// Digests of all that is installed: if they differ from those of the last installation, the daemon is restarted.
 fn record(program: &[u8], private: &[PrivateFile], install: &InstallArgs) -> String {
     let contents = private.iter().map(|(_, content)| content.as_deref().unwrap_or_default());
     let arguments = format!("{install:?}");

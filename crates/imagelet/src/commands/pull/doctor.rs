@@ -14,7 +14,7 @@ use imagelet_core::{
 };
 use imagelet_node::{
     api::{DiskRequest, no_steps},
-    config::{Backend, Environment, Settings},
+    config::{Backend, Settings},
     failure::{Failure, FaultWords, advice},
     node::Node,
     serve::{node_credentials, runtime_filesystems},
@@ -23,11 +23,11 @@ use imagelet_oci::{PathReport, PathStep, check_path, check_signature_policy, reg
 use serde::Serialize;
 
 use super::login;
-use crate::output::print_failure;
 use crate::{
-    cli::{DoctorArgs, Global},
-    commands::target::{Target, find_target, sources_of},
-    output::{DIGEST_SHOWN, Format, Table, or_dash, print},
+    cli::DoctorArgs,
+    commands::target::{Target, find_target},
+    output::{DIGEST_SHOWN, Format, Table, or_dash, print, print_failure},
+    sources::{Context, command_sources},
 };
 
 #[derive(Debug, Serialize)]
@@ -37,7 +37,6 @@ struct Diagnosis {
     healthy: bool,
     served: bool,
     steps: Vec<DiagnosisStep>,
-    /// The failure of the step that decides the diagnosis. `None`: no step failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     failure: Option<Failure>,
 }
@@ -55,21 +54,18 @@ struct DiagnosisStep {
     failure: Option<Failure>,
 }
 
-pub(crate) async fn doctor(
-    arguments: DoctorArgs,
-    global: &Global,
-    environment: &Environment,
-) -> Result<ExitCode, Failure> {
+pub(crate) async fn doctor(arguments: DoctorArgs, context: &Context) -> Result<ExitCode, Failure> {
     let mut steps = Vec::new();
-    let served = walk(&arguments, global, environment, &mut steps).await.unwrap_or_else(|(step, failure)| {
+    let format = context.global.output;
+    let served = walk(&arguments, context, &mut steps).await.unwrap_or_else(|(step, failure)| {
         steps.push(DiagnosisStep::of_node(step, Err(failure)));
         false
     });
     let failure = decisive(&steps, served).map(|(step, is_first)| explained(step, is_first));
     let diagnosis =
         Diagnosis { image: arguments.image, healthy: failure.is_none(), served, steps, failure: failure.clone() };
-    print(global.output, &diagnosis, |out| {
-        table(&diagnosis, global.output).write(out)?;
+    print(format, &diagnosis, |out| {
+        table(&diagnosis, format).write(out)?;
         writeln!(out)?;
         writeln!(out, "{}", conclusion(&diagnosis))
     })?;
@@ -81,19 +77,18 @@ pub(crate) async fn doctor(
 /// Adds each finished step. Returns whether a host serves the image. Error: the failed step that ends the diagnosis.
 async fn walk(
     arguments: &DoctorArgs,
-    global: &Global,
-    environment: &Environment,
+    context: &Context,
     steps: &mut Vec<DiagnosisStep>,
 ) -> Result<bool, (&'static str, Failure)> {
     let reference = arguments.image.parse::<Reference>();
     let reference =
         reference.map_err(|error| ("name", Failure::of(&error).at(ErrorClass::NameInvalid, Stage::Name)))?.canonical();
     steps.push(DiagnosisStep::of_node("name", Ok(reference.to_string())));
-    let settings = sources_of(global, environment).and_then(|sources| Ok(sources.settings()?));
+    let settings = command_sources(context).and_then(|sources| Ok(sources.settings()?));
     let settings = settings.map_err(|failure| ("configuration", failure))?;
     let files = settings.images.registry.hosts_dirs.iter().map(|path| path.display().to_string()).collect::<Vec<_>>();
     steps.push(DiagnosisStep::of_node("configuration", Ok(format!("registries by {}", files.join(", ")))));
-    let (first, found) = match login(&arguments.login, environment) {
+    let (first, found) = match login(&arguments.login, &context.environment) {
         Err(failure) => (None, Err(failure)),
         Ok(Some(given)) => {
             let password = given.password.map_or_else(|| Secret::new(""), |hidden| hidden.0);
@@ -126,13 +121,12 @@ async fn walk(
     let (config, platform) = (settings.images.registry.clone(), arguments.platform.as_ref());
     let PathReport { layer_bytes, is_served } =
         check_path(config, &reference, &credentials, platform, &mut report).await;
-    let place = image_disk(global, environment, &settings).await;
+    let place = image_disk(context, &settings).await;
     let room = place.and_then(|place| room(place, ByteSize(layer_bytes.unwrap_or_default())));
     steps.push(DiagnosisStep::of_node("disk", room));
     Ok(is_served)
 }
 
-/// The first of the node's credentials for a repository, their number, and the first failure of a credential source.
 async fn node_credential(settings: &Settings, repository: &str) -> (Option<Credential>, usize, Option<Failure>) {
     let failed = |problem: &String| Failure::new("Failed", problem).at(ErrorClass::Other, Stage::CredentialProvider);
     match node_credentials(settings, repository).await {
@@ -167,10 +161,9 @@ async fn host_credentials(
 /// The directory of the images, and the free space on its disk. `None`: this process cannot measure the disk.
 type ImageDisk = (PathBuf, Option<ByteSize>);
 
-/// Finds the disk that a pull fills: that of the store, or the one that the daemon or the runtime reports.
-async fn image_disk(global: &Global, environment: &Environment, settings: &Settings) -> Result<ImageDisk, Failure> {
+async fn image_disk(context: &Context, settings: &Settings) -> Result<ImageDisk, Failure> {
     let silent = |failure: Failure| failure.at(ErrorClass::RuntimeUnavailable, Stage::Runtime);
-    let target = find_target(global, environment).await;
+    let target = find_target(context).await;
     let settings = match &target {
         Ok(Target::Daemon(node)) => {
             let request = DiskRequest { samples: Some(0) };
@@ -203,7 +196,6 @@ async fn image_disk(global: &Global, environment: &Environment, settings: &Setti
     Ok((directory, Some(disk.available)))
 }
 
-/// Checks that the disk has space for at least the compressed layers.
 fn room((directory, available): ImageDisk, needed: ByteSize) -> Result<String, Failure> {
     let shown = directory.display();
     let Some(available) = available else {
@@ -260,7 +252,6 @@ fn decisive(steps: &[DiagnosisStep], served: bool) -> Option<(&DiagnosisStep, bo
     Some((step, std::ptr::eq(step, first)))
 }
 
-/// The failure of a step, with a message that names the step and its host. The step's message becomes a cause.
 fn explained(step: &DiagnosisStep, is_first: bool) -> Failure {
     let mut failure = step.failure.clone().unwrap_or_default();
     let place = if step.host.is_empty() { String::new() } else { format!(" at `{}`", step.host) };

@@ -12,11 +12,7 @@ use imagelet_core::{
     printable::printable,
     text::duration_text,
 };
-use imagelet_node::{
-    config::{Environment, Settings},
-    failure::Failure,
-    serve::HELPER_MAX,
-};
+use imagelet_node::{config::Settings, failure::Failure, serve::HELPER_MAX};
 use imagelet_oci::{LoginCheck, check_login};
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 use serde_json::json;
@@ -24,18 +20,15 @@ use tokio::sync::oneshot;
 
 use super::{LOGIN_LENGTH_MAX, secret_of};
 use crate::{
-    cli::{Global, RegistryLoginArgs},
-    commands::{images_write::note, target::sources_of},
+    cli::RegistryLoginArgs,
+    commands::images_write::note,
     output::print,
+    sources::{Context, command_sources},
 };
 
-pub(crate) async fn log_in(
-    arguments: RegistryLoginArgs,
-    global: &Global,
-    environment: &Environment,
-) -> Result<ExitCode, Failure> {
+pub(crate) async fn log_in(arguments: RegistryLoginArgs, context: &Context) -> Result<ExitCode, Failure> {
     let registry = registry_host(arguments.registry.as_deref().unwrap_or(DOCKER_HUB))?;
-    let settings = sources_of(global, environment)?.settings()?;
+    let settings = command_sources(context)?.settings()?;
     let logins = logins(&settings)?;
     let user = match arguments.username {
         Some(user) => user,
@@ -50,7 +43,7 @@ pub(crate) async fn log_in(
         return Err(Failure::invalid("a login has a user and a password, and neither is empty"));
     }
     let credential = Credential::basic(registry.clone(), &user, password.clone());
-    let patience = global.timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::MAX);
+    let patience = context.global.timeout.filter(|timeout| !timeout.is_zero()).unwrap_or(Duration::MAX);
     let checked =
         tokio::time::timeout(patience, check_login(settings.images.registry.clone(), &registry, &credential)).await;
     let checked = checked.map_err(|_| {
@@ -65,28 +58,25 @@ pub(crate) async fn log_in(
         note(&format!("warning: `{registry}` asks for no credential, so that the login could not be checked"));
     }
     let place = logins.store(&registry, &user, &password).await?;
-    let (kept, is_plain) = match &place {
-        LoginPlace::File(path) => (path.display().to_string(), true),
-        LoginPlace::Helper(program) => (program.clone(), false),
+    let kept = match place {
+        LoginPlace::Helper(program) => program,
+        LoginPlace::File(path) => {
+            let kept = path.display().to_string();
+            note(&format!(
+                "note: the password is kept in `{kept}`, not encrypted; a credential helper (`credsStore`) would hide it"
+            ));
+            kept
+        }
     };
-    if is_plain {
-        note(&format!(
-            "note: the password is kept in `{kept}`, not encrypted; a credential helper (`credsStore`) would hide it"
-        ));
-    }
-    Ok(print(global.output, &json!({ "registry": registry, "keptIn": kept }), |out| {
+    Ok(print(context.global.output, &json!({ "registry": registry, "keptIn": kept }), |out| {
         writeln!(out, "Login for {registry} succeeded.")
     })?)
 }
 
-pub(crate) async fn log_out(
-    registry: Option<&str>,
-    global: &Global,
-    environment: &Environment,
-) -> Result<ExitCode, Failure> {
+pub(crate) async fn log_out(registry: Option<&str>, context: &Context) -> Result<ExitCode, Failure> {
     let registry = registry_host(registry.unwrap_or(DOCKER_HUB))?;
-    let removed = logins(&sources_of(global, environment)?.settings()?)?.erase(&registry).await?;
-    Ok(print(global.output, &json!({ "registry": registry, "removed": removed }), |out| {
+    let removed = logins(&command_sources(context)?.settings()?)?.erase(&registry).await?;
+    Ok(print(context.global.output, &json!({ "registry": registry, "removed": removed }), |out| {
         if removed {
             writeln!(out, "The login for {registry} was removed.")
         } else {
@@ -95,7 +85,6 @@ pub(crate) async fn log_out(
     })?)
 }
 
-/// The docker configuration that a pull without a daemon reads.
 fn logins(settings: &Settings) -> Result<DockerLogins, Failure> {
     let path = settings.docker_config_of_command().ok_or_else(|| {
         Failure::invalid("no docker configuration is known to keep the login in")
@@ -116,7 +105,6 @@ async fn from_stdin(
     Ok(answer.await??)
 }
 
-/// Asks the user on the terminal. `is_hidden` hides the typed answer until the future has ended or is dropped.
 async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
@@ -133,7 +121,6 @@ async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     Ok(answer)
 }
 
-/// While this value exists, the terminal does not show typed input.
 struct HiddenInput(Termios);
 
 impl HiddenInput {
