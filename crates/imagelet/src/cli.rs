@@ -12,14 +12,16 @@ mod tests;
 mod usage_error;
 mod values;
 
-use std::{path::PathBuf, time::Duration};
+use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{
     Arg, Args, FromArgMatches, Parser, Subcommand,
     builder::{ArgPredicate, Resettable},
+    error::ErrorKind,
     parser::ValueSource,
 };
 use imagelet_core::image::{ByteSize, Percent, Platform};
+use jiff::Timestamp;
 
 pub(crate) use self::{
     cluster::{ClusterAccess, ControllerArgs, PrefetchCommand},
@@ -28,10 +30,10 @@ pub(crate) use self::{
     install::{InstallArgs, PodCommand, PodInstallArgs, Role},
     serve::ServeArgs,
     usage_error::{format_of, has_lines, usage_failure},
-    values::Since,
+    values::is_since,
 };
 
-use self::values::{parse_log, parse_percent, parse_wait};
+use self::values::{parse_log, parse_percent, parse_since, parse_wait};
 use crate::output::Format;
 use imagelet_node::{config::is_empty_variable, size::parse_size};
 use imagelet_oci::Access;
@@ -40,6 +42,7 @@ const NO_ENDPOINT: &str =
     "`serve` listens on '--socket <PATH>' and asks '--runtime-endpoint <URI>'; it has no '--endpoint'";
 const NO_TIMEOUT: &str =
     "`serve` has no '--timeout <DURATION>'; `runtimeRequestTimeout` limits what it asks of a runtime";
+const NO_STORE_WITH_ENDPOINT: &str = "the argument '--endpoint <URI>' cannot be used with '--store <DIR>'";
 const NO_STORE: &str = "the argument '--runtime-endpoint <URI>' cannot be used with '--store <DIR>'";
 
 /// The node's image manager: pulls, lists and collects container images.
@@ -139,14 +142,12 @@ pub(crate) enum Command {
     #[command(after_help = "Example: imagelet pin 'registry.example/base/*'")]
     Pin {
         /// A reference, a glob such as `registry.example/base/*`, or a digest.
-        #[arg(value_name = "PATTERN")]
         pattern: String,
     },
     /// Take a pin back.
     #[command(after_help = "Example: imagelet unpin 'registry.example/base/*'")]
     Unpin {
         /// A reference, a glob such as `registry.example/base/*`, or a digest.
-        #[arg(value_name = "PATTERN")]
         pattern: String,
     },
     /// List pins: of the operator, the configuration, and sets of the cluster.
@@ -174,16 +175,33 @@ pub(crate) enum Command {
     Import(ImportArgs),
     /// Check every byte of images against what was pulled (embedded store).
     #[command(after_help = "Example: imagelet verify --repair")]
-    Verify(VerifyArgs),
+    Verify {
+        /// Names, ids, or unique beginnings of ids; all images without one.
+        #[arg(value_name = "REF")]
+        images: Vec<String>,
+        /// Fetch again what is damaged, and nothing else.
+        #[arg(long)]
+        repair: bool,
+        /// Show no progress.
+        #[arg(short, long)]
+        quiet: bool,
+    },
     /// Show what happened on the node, and with -f what happens: pulls, failures, collections.
     #[command(after_help = "Example: imagelet events -f --since 2h")]
-    Events(EventsArgs),
+    Events {
+        /// Go on with what happens from now on, and show how far pulls are: bars on a terminal, lines with `-o json`.
+        #[arg(short, long)]
+        follow: bool,
+        /// Only what happened since then: `2h` ago, or an RFC 3339 time.
+        #[arg(long, value_name = "TIME", value_parser = parse_since)]
+        since: Option<Timestamp>,
+    },
     /// Show the history of an image and why: what keeps it, what the next collection would do.
     #[command(after_help = "Example: imagelet why --since 24h registry.example/app:v1")]
     Why {
         /// Only what happened since then: `2h` ago, or an RFC 3339 time.
-        #[arg(long, value_name = "TIME")]
-        since: Option<Since>,
+        #[arg(long, value_name = "TIME", value_parser = parse_since)]
+        since: Option<Timestamp>,
         /// Name, id or digest, or the beginning of one; also of a removed image.
         #[arg(value_name = "REF")]
         image: String,
@@ -195,7 +213,6 @@ pub(crate) enum Command {
     #[command(after_help = "Example: imagelet logout registry.example")]
     Logout {
         /// HOST or HOST:PORT; Docker Hub without one.
-        #[arg(value_name = "REGISTRY")]
         registry: Option<String>,
     },
     /// Walk the path of a pull at each host of an image, and name the first step that fails and how to correct it. It
@@ -270,7 +287,7 @@ impl Command {
                 Access::Write { or_create: true }
             }
             Self::Gc(GcArgs { dry_run: false, .. })
-            | Self::Verify(VerifyArgs { repair: true, .. })
+            | Self::Verify { repair: true, .. }
             | Self::Rm { .. }
             | Self::Untag { .. }
             | Self::Unpin { .. }
@@ -318,7 +335,6 @@ pub(crate) struct LoginArgs {
 #[derive(Debug, Args)]
 pub(crate) struct RegistryLoginArgs {
     /// HOST or HOST:PORT; Docker Hub without one.
-    #[arg(value_name = "REGISTRY")]
     pub(crate) registry: Option<String>,
     /// The user; asked for on a terminal.
     #[arg(short, long, value_name = "USER")]
@@ -369,16 +385,6 @@ pub(crate) struct LsArgs {
     /// Also the names by digest.
     #[arg(long)]
     pub(crate) digests: bool,
-}
-
-#[derive(Debug, Args)]
-pub(crate) struct EventsArgs {
-    /// Go on with what happens from now on, and show how far pulls are: bars on a terminal, lines with `-o json`.
-    #[arg(short, long)]
-    pub(crate) follow: bool,
-    /// Only what happened since then: `2h` ago, or an RFC 3339 time.
-    #[arg(long, value_name = "TIME")]
-    pub(crate) since: Option<Since>,
 }
 
 #[derive(Debug, Args)]
@@ -458,19 +464,6 @@ pub(crate) struct ImportArgs {
     pub(crate) quiet: bool,
 }
 
-#[derive(Debug, Args)]
-pub(crate) struct VerifyArgs {
-    /// Names, ids, or unique beginnings of ids; all images without one.
-    #[arg(value_name = "REF")]
-    pub(crate) images: Vec<String>,
-    /// Fetch again what is damaged, and nothing else.
-    #[arg(long)]
-    pub(crate) repair: bool,
-    /// Show no progress.
-    #[arg(short, long)]
-    pub(crate) quiet: bool,
-}
-
 #[derive(Debug, Subcommand)]
 pub(crate) enum ConfigCommand {
     /// Say whether configuration files would be accepted, the kubelet's and ours alone or one over the other.
@@ -493,20 +486,12 @@ pub(crate) enum ConfigCommand {
 
 impl Cli {
     /// Parses the command line. An endpoint overrides IMAGELET_STORE, but `--store` overrides IMAGELET_ENDPOINT.
-    pub(crate) fn read<I, T>(arguments: I) -> Result<Self, clap::Error>
-    where
-        I: IntoIterator<Item = T>,
-        T: Into<std::ffi::OsString> + Clone,
-    {
+    pub(crate) fn read<T: Into<OsString> + Clone>(arguments: impl IntoIterator<Item = T>) -> Result<Self, clap::Error> {
         let mut command = without_empty_variables(kubelet_options::accept_ignored(command()));
         let matches = command.try_get_matches_from_mut(arguments)?;
         let mut cli = Self::from_arg_matches(&matches)?;
         let typed = |name| matches.value_source(name) == Some(ValueSource::CommandLine);
         cli.global.store_wins = typed("store") || !matches!(cli.command, Command::Serve(_) | Command::Config(_));
-        let mut conflict = |message: &str| Err(command.error(clap::error::ErrorKind::ArgumentConflict, message));
-        if typed("endpoint") && typed("store") {
-            return conflict("the argument '--endpoint <URI>' cannot be used with '--store <DIR>'");
-        }
         if typed("store") {
             cli.global.endpoint = None;
         } else if cli.global.endpoint.is_some() {
@@ -516,28 +501,23 @@ impl Cli {
             && !help::is_topic(topic)
         {
             let message = format!("no command or page is named '{}'; `imagelet help` lists them", topic.join(" "));
-            return Err(command.error(clap::error::ErrorKind::InvalidSubcommand, message));
-        }
-        if let Command::Gc(GcArgs { high: Some(high), low: Some(low), .. }) = &cli.command
-            && low > high
-        {
-            return conflict(&format!("the argument '--low {}' must not be above '--high {}'", low.get(), high.get()));
+            return Err(command.error(ErrorKind::InvalidSubcommand, message));
         }
         if let Command::Serve(serve) | Command::Config(ConfigCommand::Show(serve)) = &mut cli.command {
             serve.kubelet = kubelet_options::given(&matches);
             serve.ignored = kubelet_options::ignored(&matches);
         }
-        if let Command::Serve(serve) = &cli.command {
-            let has_two = serve.runtime_endpoint.is_some() && typed("store");
-            for (is_given, message) in
-                [(typed("endpoint"), NO_ENDPOINT), (typed("timeout"), NO_TIMEOUT), (has_two, NO_STORE)]
-            {
-                if is_given {
-                    return conflict(message);
-                }
+        let conflict = match &cli.command {
+            _ if typed("endpoint") && typed("store") => NO_STORE_WITH_ENDPOINT.to_owned(),
+            Command::Gc(GcArgs { high: Some(high), low: Some(low), .. }) if low > high => {
+                format!("the argument '--low {}' must not be above '--high {}'", low.get(), high.get())
             }
-        }
-        Ok(cli)
+            Command::Serve(_) if typed("endpoint") => NO_ENDPOINT.to_owned(),
+            Command::Serve(_) if typed("timeout") => NO_TIMEOUT.to_owned(),
+            Command::Serve(serve) if serve.runtime_endpoint.is_some() && typed("store") => NO_STORE.to_owned(),
+            _ => return Ok(cli),
+        };
+        Err(command.error(ErrorKind::ArgumentConflict, conflict))
     }
 }
 

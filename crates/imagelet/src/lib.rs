@@ -58,7 +58,7 @@ pub fn run_process() -> ExitCode {
     }
     secret_hygiene::hide_login(&arguments, &cli, &environment);
     log::start(&environment, cli.command.is_daemon());
-    let (format, is_line) = (cli.global.output, matches!(cli.command, Command::Events(_)));
+    let (format, is_line) = (cli.global.output, matches!(cli.command, Command::Events { .. }));
     if let Command::Pod(PodCommand::Install(arguments)) = cli.command {
         // `pod install` enters a mount namespace, which needs a process with one thread: tokio is not started yet.
         return install::set_host_up(arguments, format).unwrap_or_else(|failure| report(&failure, format, false));

@@ -34,7 +34,6 @@ pub(crate) enum PrefetchCommand {
     #[command(after_help = "Example: imagelet prefetch status -n shop")]
     Status {
         /// Only sets of this name.
-        #[arg(value_name = "NAME")]
         name: Option<String>,
         /// Only sets of this namespace, and those of the cluster.
         #[arg(short, long, value_name = "NAMESPACE")]
@@ -46,7 +45,6 @@ pub(crate) enum PrefetchCommand {
     #[command(after_help = "Example: imagelet prefetch rm -n shop web")]
     Rm {
         /// The name of the set.
-        #[arg(value_name = "NAME")]
         name: String,
         /// Its namespace.
         #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]

@@ -22,7 +22,6 @@ const OPTIONS: &str = "Options of all commands, before or after the name (`image
     --timeout DURATION, --lock-timeout DURATION, -h, --help; -V, --version\n\n";
 const EXAMPLE: &str = "Example: imagelet pull --platform linux/arm64 docker.io/library/busybox:1.36";
 
-/// The help templates of the first screen (`imagelet --help`) and of `imagelet help`.
 const SCREEN: &str = "{about}\n\n{usage-heading} {usage}{after-help}";
 const WHOLE: &str = "{about}\n\n{usage-heading} {usage}\n\n{all-args}{after-help}";
 
@@ -58,7 +57,6 @@ pub(super) fn is_topic(words: &[String]) -> bool {
     find(&mut command(), words).is_some() || page(words).is_some()
 }
 
-/// Prints the whole help of the command that `words` name, and the page of the guide with the same name.
 pub(crate) fn print_help(words: &[String]) -> io::Result<()> {
     let mut whole = command();
     if words.is_empty() {

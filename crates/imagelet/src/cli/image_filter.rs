@@ -8,15 +8,12 @@ use imagelet_node::api::ImageRow;
 
 const KNOWN: &str = "`reference=GLOB`, `dangling=`, `unused=` and `pinned=` with `true` or `false`";
 
-/// The filter of one flag `--filter NAME=VALUE`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImageFilter {
     /// Passes images that match the pattern, or that have a name in the repository, which is set for a name without tag
     /// and digest. Outer `None`: passes each image with a name.
     Reference(Option<(Box<PinPattern>, Option<String>)>),
-    /// `true` passes images without a tag. `false` passes images with a tag.
     Dangling(bool),
-    /// `true` passes images that no container uses. `false` passes images that a container uses.
     Unused(bool),
     Pinned(bool),
 }

@@ -44,12 +44,10 @@ enum OptionKind {
     /// A number. 0 means the default: if it were used as a burst, it would allow no pull.
     Count,
     Duration,
-    /// A duration. 0 means the default.
     Time,
     Bool,
     Reference,
     Uri,
-    /// Feature gates: `NAME=true,NAME=false`.
     Gates,
 }
 
@@ -157,7 +155,6 @@ fn go_bool(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Returns option, key and value of each given option that sets a key. The last value of a repeated option applies.
 pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Value)> {
     let Some(matches) = daemon_matches(matches) else { return Vec::new() };
     let value = |&(name, key, kind, _): &KubeletOption| {
@@ -171,7 +168,6 @@ pub(super) fn given(matches: &ArgMatches) -> Vec<(&'static str, &'static str, Va
     OPTIONS.iter().filter_map(value).collect()
 }
 
-/// The ignored kubelet options on the command line, each as `--NAME`.
 pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     let Some(matches) = daemon_matches(matches) else { return Vec::new() };
     let is_given = |name: &&str| matches.value_source(name) == Some(ValueSource::CommandLine);
@@ -179,7 +175,6 @@ pub(super) fn ignored(matches: &ArgMatches) -> Vec<String> {
     names.filter(is_given).map(|name| format!("--{name}")).collect()
 }
 
-/// The parsed arguments of `serve` or `config show`. `None`: the command line has another command.
 fn daemon_matches(matches: &ArgMatches) -> Option<&ArgMatches> {
     match matches.subcommand()? {
         ("serve", daemon) => Some(daemon),

@@ -10,17 +10,14 @@ use imagelet_node::failure::Failure;
 
 /// Finds the output format in a command line that clap cannot parse.
 pub(crate) fn format_of(arguments: &[OsString]) -> Format {
-    let mut words = arguments.iter().skip(1).map(|word| word.to_string_lossy()).take_while(|word| word != "--");
-    let mut format = Format::default();
-    while let Some(word) = words.next() {
-        let value = match word.strip_prefix("--output").or_else(|| word.strip_prefix("-o")) {
-            Some("") => words.next().map(|value| value.to_string()),
-            Some(value) => Some(value.trim_start_matches('=').to_owned()),
-            None => None,
-        };
-        format = value.and_then(|value| Format::from_str(&value, false).ok()).unwrap_or(format);
-    }
-    format
+    let words = arguments.iter().map(|word| word.to_string_lossy()).take_while(|word| word != "--");
+    let words: Vec<_> = words.collect();
+    let format = |at: usize| {
+        let value = words[at].strip_prefix("--output").or_else(|| words[at].strip_prefix("-o"))?;
+        let value = if value.is_empty() { words.get(at + 1)?.as_ref() } else { value.trim_start_matches('=') };
+        Format::from_str(value, false).ok()
+    };
+    (1..words.len()).rev().find_map(format).unwrap_or_default()
 }
 
 /// Whether the command in an unparsable command line is `events`, which prints one document per line.

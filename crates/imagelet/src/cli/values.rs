@@ -1,6 +1,6 @@
 //! Values of flags as users write them: percentages, log levels, waits, times.
 
-use std::{str::FromStr, time::Duration};
+use std::time::Duration;
 
 use imagelet_core::{
     image::Percent,
@@ -23,37 +23,19 @@ pub(super) fn parse_wait(text: &str) -> Result<Duration, String> {
     if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
 }
 
-/// The start time of `--since`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Since {
-    Ago(Duration),
-    At(Timestamp),
+pub(super) fn parse_since(text: &str) -> Result<Timestamp, String> {
+    start_time(text, Timestamp::now())
 }
 
-impl FromStr for Since {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        if let Ok(at) = text.parse() {
-            return Ok(Self::At(at));
-        }
-        let ago: Result<GoDuration, _> = text.parse();
-        let ago = ago.ok().filter(|ago| ago.0 >= 0).map(|ago| Self::Ago(ago.to_std()));
-        ago.ok_or_else(|| {
-            format!("`{text}` is neither a duration such as `2h` nor a time such as `2026-01-31T12:00:00Z`")
-        })
-    }
+fn start_time(text: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let ago = |_| parse_wait(text).map(|ago| now.checked_sub(ago).unwrap_or(Timestamp::MIN));
+    let is_neither = "is neither a duration such as `2h` nor a time such as `2026-01-31T12:00:00Z`";
+    text.parse::<Timestamp>().or_else(ago).map_err(|_| format!("`{text}` {is_neither}"))
 }
 
-impl Since {
-    /// Whether a record's RFC 3339 time `at` is the start time or later. Without a time, the answer is `false`.
-    pub(crate) fn includes(self, at: Option<&str>, now: Timestamp) -> bool {
-        let start = match self {
-            Self::Ago(ago) => now.checked_sub(ago).unwrap_or(Timestamp::MIN),
-            Self::At(at) => at,
-        };
-        at.and_then(|at| at.parse::<Timestamp>().ok()).is_some_and(|at| at >= start)
-    }
+/// Whether a record's RFC 3339 time `at` is the start time or later. A record without a time is excluded by any start.
+pub(crate) fn is_since(start: Option<Timestamp>, at: Option<&str>) -> bool {
+    start.is_none_or(|start| at.and_then(|at| at.parse().ok()).is_some_and(|at: Timestamp| at >= start))
 }
 
 #[cfg(test)]
@@ -71,10 +53,11 @@ mod tests {
             ("2026-08-01T11:00:00Z", Some("2026-08-01T10:00:00Z"), false),
             ("2000000h", Some("1900-01-01T00:00:00Z"), true),
         ] {
-            assert_eq!(since.parse::<Since>().expect(since).includes(at, now), included, "{since} {at:?}");
+            let start = start_time(since, now).expect(since);
+            assert_eq!(is_since(Some(start), at), included, "{since} {at:?}");
         }
         for text in ["", "yesterday", "-2h", "5"] {
-            assert!(text.parse::<Since>().is_err(), "{text}");
+            assert!(parse_since(text).is_err(), "{text}");
         }
     }
 }

@@ -14,10 +14,10 @@ use imagelet_node::{
     node::Node,
 };
 use jiff::Timestamp;
-use tokio::sync::Notify;
+use tokio::sync::mpsc;
 
 use crate::{
-    cli::{EventsArgs, Since},
+    cli::is_since,
     output::{Format, Table, line, printed},
     progress::PullScreen,
 };
@@ -26,22 +26,16 @@ use crate::{
 const DRAW_PERIOD: Duration = Duration::from_millis(500);
 const REPORT_PERIOD: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(node: &Node, arguments: EventsArgs, format: Format) -> Result<ExitCode, Failure> {
-    let EventsArgs { follow: is_following, since } = arguments;
-    if is_following { follow(node, since, format).await } else { recent(node, since, format).await }
-}
-
-fn includes(since: Option<Since>, entry: &EventLine, now: Timestamp) -> bool {
+fn includes(since: Option<Timestamp>, entry: &EventLine) -> bool {
     let EventLine::Event(event) = entry else { return true };
-    since.is_none_or(|since| since.includes(event.at.as_deref(), now))
+    is_since(since, event.at.as_deref())
 }
 
-async fn recent(node: &Node, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn recent(node: &Node, since: Option<Timestamp>, format: Format) -> Result<ExitCode, Failure> {
     let heard = Mutex::new(Vec::new());
     node.follow(&EventsRequest::default(), &|entry| locked(&heard).push(entry), &|_| {}).await?;
-    let now = Timestamp::now();
     let mut heard = heard.into_inner().unwrap_or_else(PoisonError::into_inner);
-    heard.retain(|entry| includes(since, entry, now));
+    heard.retain(|entry| includes(since, entry));
     let mut out = io::BufWriter::new(io::stdout().lock());
     let written = if format.is_document() {
         heard.iter().try_for_each(|entry| out.write_all(&line(entry, format)))
@@ -57,20 +51,18 @@ async fn recent(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
     Ok(printed(written.and_then(|()| out.flush()))?)
 }
 
-async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn follow(node: &Node, since: Option<Timestamp>, format: Format) -> Result<ExitCode, Failure> {
     let is_document = format.is_document();
     let screen = if is_document { None } else { PullScreen::of_stderr(format == Format::Wide) };
     let every = if is_document { Some(REPORT_PERIOD) } else { screen.as_ref().map(|_| DRAW_PERIOD) };
     let progress_ms = every.and_then(|every| u64::try_from(every.as_millis()).ok());
     let request = EventsRequest { follow: true, progress_ms };
-    let follower = Mutex::new(Follower { format, since, screen, last: None, before: None, failed: None });
-    // Notified if a line cannot be written, for example because stdout is closed. The command then ends.
-    let closed = Notify::new();
+    let follower = Mutex::new(Follower { format, since, screen, last: None, before: None });
+    // The command ends if a line cannot be written, for example because stdout is closed.
+    let (failed, mut failures) = mpsc::channel(1);
     let hear = |entry: EventLine| {
-        let mut follower = locked(&follower);
-        if let Err(error) = follower.print(&entry) {
-            follower.failed = Some(error);
-            closed.notify_one();
+        if let Err(error) = locked(&follower).print(&entry) {
+            drop(failed.try_send(error));
         }
     };
     let note = |text: &str| locked(&follower).note(text);
@@ -81,7 +73,7 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
                 Err(failure) => failure,
             };
             // With JSON or YAML, a failure ends the command. For people, the command waits until the daemon is back.
-            if is_document || !is_lost(&failure) {
+            if is_document || !["Cancelled", "Unavailable"].contains(&failure.reason.as_str()) {
                 return Err(failure);
             }
             locked(&follower).reconnect();
@@ -93,28 +85,23 @@ async fn follow(node: &Node, since: Option<Since>, format: Format) -> Result<Exi
     };
     tokio::select! {
         followed = followed => followed,
-        () = closed.notified() => Ok(printed(locked(&follower).failed.take().map_or(Ok(()), Err))?),
+        Some(error) = failures.recv() => Ok(printed(Err(error))?),
     }
-}
-
-fn is_lost(failure: &Failure) -> bool {
-    ["Cancelled", "Unavailable"].contains(&failure.reason.as_str())
 }
 
 #[derive(Debug)]
 struct Follower {
     format: Format,
-    since: Option<Since>,
+    since: Option<Timestamp>,
     screen: Option<PullScreen>,
     last: Option<String>,
     /// The time of the last event before a reconnection. Events up to this time arrive again and are skipped.
     before: Option<String>,
-    failed: Option<io::Error>,
 }
 
 impl Follower {
     fn print(&mut self, entry: &EventLine) -> io::Result<()> {
-        if self.is_again(entry) || !includes(self.since, entry, Timestamp::now()) {
+        if self.is_again(entry) || !includes(self.since, entry) {
             return Ok(());
         }
         if let (Some(screen), EventLine::Progress(pull)) = (self.screen.as_mut(), entry) {
@@ -152,7 +139,6 @@ impl Follower {
     }
 }
 
-/// The line of an event for people. Progress has no line of text, because bars show it.
 fn plain(entry: &EventLine) -> Vec<u8> {
     match entry {
         EventLine::Event(event) => {
@@ -171,7 +157,6 @@ fn time(event: &NodeEvent) -> String {
     event.at.clone().unwrap_or_else(|| "-".into())
 }
 
-/// The object of an event: a pod, `node`, or `-` if the event is about a pull by a command.
 fn object(event: &NodeEvent) -> String {
     if event.pod.is_empty() {
         return if event.node { "node" } else { "-" }.into();
@@ -190,8 +175,7 @@ mod tests {
             let at = Some(format!("2026-08-01T00:00:0{second}.000Z"));
             EventLine::Event(Box::new(NodeEvent { at, ..NodeEvent::default() }))
         };
-        let mut printed =
-            Follower { format: Format::Table, since: None, screen: None, last: None, before: None, failed: None };
+        let mut printed = Follower { format: Format::Table, since: None, screen: None, last: None, before: None };
         assert!(!printed.is_again(&at(1)) && !printed.is_again(&at(2)) && !printed.is_again(&at(2)));
         printed.reconnect();
         assert!(printed.is_again(&at(1)) && printed.is_again(&at(2)));

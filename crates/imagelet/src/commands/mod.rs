@@ -18,12 +18,12 @@ use std::process::ExitCode;
 use serde_json::json;
 
 use crate::{
-    cli::{Cli, Command, EventsArgs, PodCommand},
+    cli::{Cli, Command, PodCommand},
     manifests::Manifests,
     output::{Format, print, printed, report},
     sources::{Context, daemon_settings},
 };
-use imagelet_node::{config::Environment, failure::Failure, node::Node, serve::serve};
+use imagelet_node::{api::VerifyRequest, config::Environment, failure::Failure, node::Node, serve::serve};
 use target::find_node;
 
 /// The exit codes after SIGINT and SIGTERM: 128 plus the number of the signal.
@@ -84,7 +84,7 @@ async fn run_on_node(command: Command, context: &Context) -> Result<ExitCode, Fa
         _ => {}
     }
     // `events -f` normally ends by a signal, so the signal is not reported as a failure.
-    let is_endless = matches!(&command, Command::Events(EventsArgs { follow: true, .. }));
+    let is_endless = matches!(&command, Command::Events { follow: true, .. });
     let again = async |access| find_node(context, access).await;
     let opened = again(command.store_access()).await?;
     let node = &opened;
@@ -105,9 +105,12 @@ async fn run_on_node(command: Command, context: &Context) -> Result<ExitCode, Fa
             Command::Unmount { directory, force } => images_write::unmount(node, &directory, force, format).await,
             Command::Export(arguments) => images_write::export(node, arguments, format).await,
             Command::Import(arguments) => images_write::import(node, arguments, format).await,
-            Command::Events(arguments) => events::run(node, arguments, format).await,
+            Command::Events { follow: true, since } => events::follow(node, since, format).await,
+            Command::Events { since, .. } => events::recent(node, since, format).await,
             Command::Why { since, image } => why::why(node, image, since, format).await,
-            Command::Verify(arguments) => verify::verify(node, again, arguments, format).await,
+            Command::Verify { images, repair, quiet } => {
+                verify::verify(node, again, VerifyRequest { images, repair }, quiet, format).await
+            }
             Command::Status { verbose } => status::status(node, verbose, format).await,
             _ => unreachable!("`run` runs the commands that need no node"),
         }

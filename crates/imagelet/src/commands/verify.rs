@@ -12,7 +12,6 @@ use imagelet_core::{
 
 use super::images_write::{ask_shown, note};
 use crate::{
-    cli::VerifyArgs,
     output::{Format, Table, exit_code, id, names, or_dash, print, print_failure},
     progress::Screen,
 };
@@ -23,18 +22,17 @@ use imagelet_node::{
 };
 use imagelet_oci::Access;
 
-/// The name before the progress bar.
 const SHOWN: &str = "verify";
 
 pub(super) async fn verify(
     node: &Node,
     again: impl AsyncFn(Access) -> Result<Node, Failure>,
-    arguments: VerifyArgs,
+    request: VerifyRequest,
+    quiet: bool,
     format: Format,
 ) -> Result<ExitCode, Failure> {
-    let repair = arguments.repair;
-    let screen = Screen::of_stderr(arguments.quiet);
-    let request = VerifyRequest { images: arguments.images, repair };
+    let repair = request.repair;
+    let screen = Screen::of_stderr(quiet);
     let mut verified = ask_shown(node, &screen, SHOWN, request.clone()).await?;
     if verified.damaged && !repair && matches!(node, Node::Local(_)) {
         verified = confirm(again, &screen, request, verified).await?;
@@ -43,9 +41,7 @@ pub(super) async fn verify(
         table(&verified, format).write(out)?;
         findings(&verified, out)
     })?;
-    for failure in verified.images.iter().filter_map(|image| image.failure.as_ref()) {
-        print_failure(failure);
-    }
+    verified.images.iter().filter_map(|image| image.failure.as_ref()).for_each(print_failure);
     if verified.damaged && !repair {
         note(
             "hint: `imagelet verify --repair` fetches what is damaged, and nothing else; until then damaged images are not listed",
@@ -82,7 +78,6 @@ async fn confirm(
             let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
             match ask_shown(&node, screen, SHOWN, request).await {
                 Ok(again) => found.images.extend(again.images),
-                // Another process has removed the image after the first check.
                 Err(failure) if failure.reason == "NotFound" => {}
                 Err(failure) => return Err(failure),
             }
@@ -109,7 +104,6 @@ fn table(verified: &Verified, format: Format) -> Table {
     Table::new(["NAME", "ID", "LAYERS", "FILES", "READ", "RESULT"]).rows(rows)
 }
 
-/// The layers by result, for example `3 ok` or `2 ok, 1 damaged`.
 fn layers(image: &VerifiedImage) -> String {
     let counts = ["ok", "damaged", "repaired"].into_iter().filter_map(|word| {
         let count = image.layers.iter().filter(|layer| layer.part.result == word).count();
@@ -118,7 +112,6 @@ fn layers(image: &VerifiedImage) -> String {
     or_dash(&counts.collect::<Vec<_>>().join(", ")).to_owned()
 }
 
-/// Prints the findings of each image. For a layer that several images share, prints the findings once.
 fn findings(verified: &Verified, out: &mut dyn Write) -> io::Result<()> {
     part(out, "store", &verified.store)?;
     let mut printed: Vec<&str> = Vec::new();

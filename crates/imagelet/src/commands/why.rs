@@ -8,11 +8,9 @@ use std::{
 
 use imagelet_core::{
     audit_log::PullHost,
+    image::{ByteSize, counted},
     printable::printable,
-    {
-        image::{ByteSize, counted},
-        text::duration_text,
-    },
+    text::duration_text,
 };
 use imagelet_node::{
     api::{ArtifactRow, ImageRow, PullRow, no_steps},
@@ -25,14 +23,18 @@ use serde_json::Value;
 
 use super::images::sizes;
 use crate::{
-    cli::Since,
+    cli::is_since,
     output::{Format, Table, id, names, print},
 };
 
-pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format: Format) -> Result<ExitCode, Failure> {
+pub(super) async fn why(
+    node: &Node,
+    image: String,
+    since: Option<Timestamp>,
+    format: Format,
+) -> Result<ExitCode, Failure> {
     let mut why = node.ask(WhyRequest { image }, no_steps()).await?;
-    let now = Timestamp::now();
-    let is_shown = |happening: &WhyHappening| since.is_none_or(|since| since.includes(happening.at.as_deref(), now));
+    let is_shown = |happening: &WhyHappening| is_since(since, happening.at.as_deref());
     if format.is_document() {
         why.images.iter_mut().for_each(|image| image.history.retain(is_shown));
     }
@@ -48,7 +50,6 @@ pub(super) async fn why(node: &Node, image: String, since: Option<Since>, format
     })?)
 }
 
-/// Prints one image. `shown` is the part of its history that `--since` selects.
 fn one(
     image: &WhyImage,
     shown: &[&WhyHappening],
@@ -101,27 +102,18 @@ fn one(
 }
 
 fn standing(image: &WhyImage) -> String {
-    match (&image.now, last_removal(image)) {
+    match (&image.now, last_move(image)) {
         (Some(now), _) => format!("present, {}, {}", sizes(now), held(now)),
         (None, _) if !image.pulls.is_empty() => "not present yet: it is being pulled".to_owned(),
-        (None, None) if is_gone(image) => "not present: something else removed it".to_owned(),
         (None, None) => "not present".to_owned(),
-        (None, Some(last)) => {
+        (None, Some(last)) if last.what == "removed" => {
             format!("not present: removed {}", last.at.as_deref().map_or_else(String::new, clock))
         }
+        (None, Some(_)) => "not present: something else removed it".to_owned(),
     }
 }
 
-/// The removal of the image, if no later event made it present again. `None`: no removal is in effect.
-fn last_removal(image: &WhyImage) -> Option<&WhyHappening> {
-    last_move(image).filter(|last| last.what == "removed")
-}
-
-/// Whether the image is absent although its last recorded event made it present.
-fn is_gone(image: &WhyImage) -> bool {
-    image.now.is_none() && last_move(image).is_some_and(|last| last.what != "removed")
-}
-
+/// The last event that made the image present or absent.
 fn last_move(image: &WhyImage) -> Option<&WhyHappening> {
     image.history.iter().rfind(|it| matches!(it.what.as_str(), "pulled" | "imported" | "adopted" | "removed"))
 }
@@ -217,7 +209,6 @@ fn explained(happening: &WhyHappening) -> String {
     parts.into_iter().flatten().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
-/// Formats what each host sent to a pull: whether the manifest, how many blobs and bytes, and which failures.
 fn senders(hosts: &[PullHost]) -> Option<String> {
     let sender = |host: &PullHost| {
         let mut parts: Vec<String> = Vec::new();
@@ -254,14 +245,13 @@ pub(super) fn coded(code: &str, inputs: &Value) -> String {
     text
 }
 
-/// Formats an RFC 3339 time, which is always in UTC, for people.
 fn clock(text: &str) -> String {
     text.replacen('T', " ", 1).trim_end_matches('Z').to_owned()
 }
 
 fn hint(image: &WhyImage) -> Option<String> {
     let name = printable(image.names.first().unwrap_or(&image.id));
-    match (&image.now, &image.next, last_removal(image)) {
+    match (&image.now, &image.next, last_move(image)) {
         (Some(_), Some(next), _) if next.verdict == "remove" => {
             Some(format!("`imagelet pin {name}` keeps it out of every collection"))
         }
@@ -270,7 +260,7 @@ fn hint(image: &WhyImage) -> Option<String> {
         }
         (Some(_), ..) => None,
         (None, ..) if !image.pulls.is_empty() => None,
-        (None, _, None) if is_gone(image) => Some(
+        (None, _, Some(last)) if last.what != "removed" => Some(
             "imagelet did not remove it: look at what else manages images on this node, such as the kubelet".into(),
         ),
         (None, _, Some(removal)) if removal.code != "removed_on_request" => {
