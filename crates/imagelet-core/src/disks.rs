@@ -11,7 +11,6 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FsStats {
     pub measured_at: SystemTime,
-    /// Bytes that images or writable layers use.
     pub used: ByteSize,
     pub inodes_used: Option<u64>,
     /// The disk of the file system. `None` if this process cannot see the disk.
@@ -45,7 +44,6 @@ impl DiskStats {
         Ok(Self { containers: images.clone(), images })
     }
 
-    /// The usage of the images' file system, and of the writable layers' file system if its device differs.
     fn of_stores(
         image_disk: DiskUse,
         reported: &ImageFilesystems,
@@ -70,7 +68,6 @@ pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&Filesyste
     reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
 }
 
-/// The disk of the images' file system. `None`: this process cannot see that disk.
 pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Result<Option<DiskUse>, PlainError> {
     visible(probe, &images.mountpoint).map_err(|error| {
         let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
@@ -106,7 +103,6 @@ pub struct DiskUse {
 }
 
 impl DiskUse {
-    /// Limits the available bytes to the capacity.
     pub fn of(capacity: ByteSize, available: ByteSize) -> Self {
         if available > capacity {
             tracing::info!(available = available.0, capacity = capacity.0, "Availability is larger than capacity");

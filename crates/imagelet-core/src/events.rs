@@ -20,13 +20,10 @@ pub trait EventSink: Send + Sync + fmt::Debug {
     fn record(&self, event: Event);
 }
 
-/// An event with the kubelet's texts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     pub kind: EventKind,
-    /// The reason, for example `Pulling`, `Pulled` or `Failed`.
     pub reason: &'static str,
-    /// The text for readers on the node.
     pub message: String,
     /// The text for cluster-wide readers, if `message` has names of one namespace. `None`: they get `message`.
     pub note: Option<String>,
@@ -35,7 +32,6 @@ pub struct Event {
     pub cause: Option<EventCause>,
 }
 
-/// The class and the stage of a failure, as listed in `docs/errors.md`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct EventCause {
     pub class: &'static str,
@@ -60,7 +56,6 @@ pub struct PodIdentity {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EventSubject {
-    /// A pod, or a container in it.
     Pod {
         pod: PodIdentity,
         /// `spec.containers{NAME}` or a similar path. Empty for the pod itself.
@@ -92,7 +87,6 @@ pub struct RecordedEvent {
     pub event: Event,
 }
 
-/// Logs events, stores the last events, and sends them to subscribers.
 #[derive(Debug)]
 pub struct LogEvents {
     kept: Mutex<VecDeque<RecordedEvent>>,
@@ -141,7 +135,6 @@ impl EventSink for LogEvents {
             kept.pop_front();
         }
         kept.push_back(recorded.clone());
-        // The send fails if there are no subscribers, which is not an error.
         let _ = self.followers.send(recorded);
     }
 }

@@ -74,7 +74,6 @@ pub fn synced(folder: Option<&Path>) -> io::Result<()> {
     SYNCS.with_borrow_mut(|observer| observer.as_mut().map_or(Ok(()), |observer| observer(folder)))
 }
 
-/// Reaches the step `ROOM.STEP`. `room` names the caller of code that several modules use.
 pub(crate) fn reach_in(room: &str, step: &str) {
     if COMPILED_IN {
         reach(&format!("{room}.{step}"));

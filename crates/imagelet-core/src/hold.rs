@@ -17,7 +17,6 @@ use tokio::time::Instant;
 
 use crate::{lock::locked, text::named_enum};
 
-/// The default of [`HoldPolicy::rate_min`], in bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
 /// The rate of a holder counts only after this time, because connections start slowly.
 pub const GRACE: Duration = Duration::from_secs(5);
@@ -87,7 +86,6 @@ impl HoldMeter {
         Self { bytes: AtomicU64::new(0), clock: Mutex::new(Clock::new(now)) }
     }
 
-    /// Restarts the meter: the holder gets the resource now.
     pub fn restart(&self, now: Instant) {
         let mut clock = locked(&self.clock);
         self.bytes.store(0, Ordering::Relaxed);
@@ -145,7 +143,6 @@ impl Clock {
     }
 }
 
-/// Bytes per second. For a time of zero: 0 without bytes, else `u64::MAX`.
 fn per_second(bytes: u64, time: Duration) -> u64 {
     let nanos = time.as_nanos();
     if nanos == 0 {
@@ -193,7 +190,6 @@ impl HoldPolicy {
     }
 }
 
-/// The longest wait of a pull for another pull, before it fetches the `size` bytes itself at `rate`.
 fn own_expected(size: u64, rate: u64) -> Duration {
     JOIN_WAIT.max(expected(size, rate).saturating_mul(2))
 }

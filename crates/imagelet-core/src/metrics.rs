@@ -12,14 +12,12 @@ use crate::lock::locked;
 const SERIES_MAX: usize = 256;
 const OVERFLOW: &str = "other";
 
-/// A metric family, declared as a constant in the file that updates it.
 #[derive(Debug)]
 pub struct Family {
     /// `kubelet_…` if the kubelet has the metric, otherwise `imagelet_…`.
     pub name: &'static str,
     pub help: &'static str,
     pub kind: MetricKind,
-    /// Label names, in the order of their values.
     pub labels: &'static [&'static str],
 }
 
@@ -178,7 +176,6 @@ impl Registered {
     }
 }
 
-/// Label names, their values, and the upper bound of a histogram bucket.
 struct Labels<'a>(&'a [&'a str], &'a [String], Option<&'a str>);
 
 impl fmt::Display for Labels<'_> {

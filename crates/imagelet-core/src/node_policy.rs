@@ -11,7 +11,6 @@ pub struct NodePolicy {
     pub gc: GcRules,
 }
 
-/// Switches for the pull queue, the attempts of a pull, and the back-off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PullRules {
@@ -31,7 +30,6 @@ pub struct PullRules {
     pub success_ends_backoff: bool,
 }
 
-/// Switches for credentials, and for the records that say which pods may use an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct AccessRules {
@@ -49,7 +47,6 @@ pub struct AccessRules {
     pub resolves_interrupted_pulls: bool,
 }
 
-/// Switches for the images of a pod, and for the messages in the pod status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PodRules {
@@ -63,7 +60,6 @@ pub struct PodRules {
     pub sends_runtime_handler: bool,
 }
 
-/// Switches for lists, pins and the usage history.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct InventoryRules {
     /// On: a removed image keeps its usage history, and has it after the next pull. Off: a pulled image is always new.
@@ -74,7 +70,6 @@ pub struct InventoryRules {
     pub pins_sandbox_images: bool,
 }
 
-/// Switches for collections. The removal order is a separate setting.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
@@ -92,7 +87,6 @@ pub struct GcRules {
 impl NodePolicy {
     pub const IMAGELET: Self = Self::all(true);
 
-    /// Exactly the kubelet's behaviour.
     pub const KUBELET: Self = Self::all(false);
 
     const fn all(on: bool) -> Self {

@@ -100,7 +100,6 @@ pub fn read(path: &Path, length_max: u64) -> io::Result<Zeroizing<Vec<u8>>> {
     Ok(bytes)
 }
 
-/// Whether every user may read a file of this mode.
 pub fn is_public(mode: u32) -> bool {
     mode & EVERYONE_READS != 0
 }

@@ -75,7 +75,6 @@ pub fn replace_file_on(
         fs::rename(beside, path)
     };
     if let Err(error) = write() {
-        // An error of the cleanup is ignored: the first error is more useful.
         let _ = fs::remove_file(beside);
         return Err(error);
     }
@@ -97,7 +96,6 @@ pub fn remove_file(path: &Path) -> io::Result<()> {
     fs::remove_file(path).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
 }
 
-/// Makes created, renamed and removed names of a folder durable.
 pub fn sync_folder(path: &Path) -> io::Result<()> {
     sync_folder_on(&MachineDisk, path)
 }

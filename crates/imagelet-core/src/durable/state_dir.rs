@@ -50,7 +50,6 @@ impl StateDir {
         Ok(Self { path: directory.to_owned(), is_read_only: false })
     }
 
-    /// A state directory on a read-only file system; it may be absent.
     pub(crate) fn open_read_only(directory: &Path) -> Self {
         Self { path: directory.to_owned(), is_read_only: true }
     }
@@ -76,7 +75,6 @@ impl StateDir {
         Ok(file)
     }
 
-    /// Reads a file. `None`: the file is absent. A file larger than [`FILE_SIZE_MAX`] is an error.
     pub(crate) fn content(&self, name: &str) -> io::Result<Option<Vec<u8>>> {
         match File::open(self.path.join(name)) {
             Ok(file) => read_at_most(file, FILE_SIZE_MAX).map(Some),

@@ -156,7 +156,6 @@ impl RuntimeError {
     }
 }
 
-/// Classifies an I/O error of the disk that caused a store's error. `None`: the cause is no disk error.
 fn from_disk(kind: RuntimeErrorKind, error: &io::Error) -> Option<Fault> {
     if kind == RuntimeErrorKind::RegistryUnavailable {
         return None;

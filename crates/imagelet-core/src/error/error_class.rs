@@ -5,7 +5,6 @@ use std::time::Duration;
 use crate::text::named_enum;
 
 named_enum! {
-    /// The class of an error. `docs/errors.md` describes each class.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[non_exhaustive]
     pub enum ErrorClass {
@@ -46,7 +45,6 @@ named_enum! {
 }
 
 named_enum! {
-    /// The stage of an error. `docs/errors.md` describes each stage.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[non_exhaustive]
     pub enum Stage {
@@ -71,7 +69,6 @@ named_enum! {
     }
 }
 
-/// The party that failed in a pull.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Party {
     /// The registry or a mirror. Also the value if no party failed, for example if the disk is full.
@@ -93,7 +90,6 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// A fault of the registry, without a requested wait.
     pub fn new(class: ErrorClass, stage: Stage) -> Self {
         Self { class, stage, retry_after: None, party: Party::Registry }
     }

@@ -4,7 +4,6 @@ use std::error::Error;
 
 use super::error_class::Fault;
 
-/// The kind of an error. Callers handle each kind differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum RuntimeErrorKind {
@@ -14,9 +13,7 @@ pub enum RuntimeErrorKind {
     NotFound,
     /// The registry rejects the credential, or requires one.
     Denied,
-    /// The registry cannot be reached.
     RegistryUnavailable,
-    /// A signature or policy check failed.
     SignatureInvalid,
     /// The content does not match its digest, size or format.
     Corrupt,
@@ -30,9 +27,7 @@ pub enum RuntimeErrorKind {
     Unavailable,
     Unsupported,
     TimedOut,
-    /// Cancelled by the caller.
     Cancelled,
-    /// A defect of imagelet itself.
     Defect,
     Other,
 }
@@ -44,7 +39,6 @@ pub struct RuntimeError {
     kind: RuntimeErrorKind,
     message: String,
     hint: Option<String>,
-    /// The class and stage, if the origin recorded them.
     pub(super) fault: Option<Box<Fault>>,
     /// The error is not an outage, whatever its kind.
     no_outage: bool,
@@ -56,7 +50,6 @@ impl RuntimeError {
         Self { kind, message: message.into(), hint: None, fault: None, no_outage: false, source: None }
     }
 
-    /// An error that no caller handles by its kind.
     pub fn other(message: impl Into<String>) -> Self {
         Self::new(RuntimeErrorKind::Other, message)
     }
@@ -127,7 +120,6 @@ impl RuntimeError {
         self.kind
     }
 
-    /// The action that would remedy the error, as a text for users.
     pub fn hint(&self) -> Option<&str> {
         self.hint.as_deref()
     }

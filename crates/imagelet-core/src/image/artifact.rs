@@ -14,7 +14,6 @@ const TYPE_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Artifact {
-    /// The type that the manifest names.
     pub kind: String,
     /// The digest of the artifact's manifest. In a runtime, the image has another id.
     pub manifest: Digest,
@@ -30,7 +29,6 @@ impl Artifact {
         [(kind, shown), (digest, self.manifest.to_string()), (files, self.files.to_string())].into()
     }
 
-    /// Reads [`Self::labels`]. `None`: the labels are not those of an artifact.
     pub fn from_labels(labels: &BTreeMap<String, String>) -> Option<Self> {
         let kind = labels.get(ARTIFACT_TYPE_LABEL).filter(|kind| kind.len() <= TYPE_BYTES_MAX)?;
         let manifest = labels.get(DIGEST_LABEL)?.parse().ok()?;

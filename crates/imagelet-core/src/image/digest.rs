@@ -10,7 +10,6 @@ use crate::{printable::printable_start, text::named_enum};
 const SHOWN_MAX: usize = 135;
 
 named_enum! {
-    /// The digest algorithms that a reference may contain.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum DigestAlgorithm {
         Sha256 = "sha256",

@@ -48,7 +48,6 @@ fn spellings(name: &str) -> impl Iterator<Item = &str> {
     [Some(name), hub, library].into_iter().flatten()
 }
 
-/// Whether a pattern matches the whole text.
 pub(crate) fn glob_matches(pattern: &str, text: &str) -> bool {
     let Some((first, behind)) = pattern.split_once('*') else { return pattern == text };
     let Some(mut rest) = text.strip_prefix(first) else { return false };

@@ -42,7 +42,6 @@ impl ImageId {
         }
     }
 
-    /// The bytes of [`Self::as_str`]. Ids are compared by these bytes.
     pub(crate) fn as_bytes(&self) -> &[u8] {
         match &self.0 {
             IdText::Inline { length, text } => &text[..usize::from(*length)],
@@ -60,7 +59,6 @@ impl ImageId {
         name.map_or(Cow::Borrowed(Self::shorten(id)), |name| shown_name(name))
     }
 
-    /// Like [`Self::short`], for the text of an id.
     pub fn shorten(id: &str) -> &str {
         let bare = id.strip_prefix("sha256:").unwrap_or(id);
         bare.get(..13).unwrap_or(bare)
@@ -126,7 +124,6 @@ impl ImageKey {
         &self.id
     }
 
-    /// The name of the runtime handler; empty for the default handler.
     pub fn handler(&self) -> &str {
         &self.handler
     }

@@ -6,7 +6,6 @@ use super::{
     reference::{Parts, parts_of_full_name},
 };
 
-/// The minimum length of an id prefix, in hex digits.
 const ID_PREFIX_LENGTH_MIN: usize = 3;
 const ID_LENGTH: usize = 64;
 
@@ -20,7 +19,6 @@ pub trait ImageNames {
     fn beginning(&self, prefix: &str) -> [Option<ImageId>; 2];
 }
 
-/// The text is empty, or it is the prefix of several image ids.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LookupError {
     #[error("no image specified")]

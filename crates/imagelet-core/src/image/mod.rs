@@ -44,7 +44,6 @@ impl ImageSpec {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ImageUser {
-    /// The configuration names no user.
     #[default]
     Unset,
     Uid(i64),
@@ -70,16 +69,13 @@ impl ImageUser {
         Self::Name(name[..name.ceil_char_boundary(USER_LENGTH_MAX)].to_owned())
     }
 
-    /// Whether this is a uid that no system permits.
     pub fn is_out_of_range(&self) -> bool {
         matches!(self, Self::Uid(uid) if u32::try_from(*uid).is_err())
     }
 }
 
-/// An image, as its store lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Image {
-    /// The id of the image, unique on the node.
     pub id: ImageId,
     /// The full names of the image that have a tag.
     pub tags: Vec<String>,
@@ -106,7 +102,6 @@ impl Image {
         if self.tags.is_empty() { &self.digests } else { &self.tags }
     }
 
-    /// Compares [`Self::key`] with `key` without allocation.
     pub(crate) fn cmp_key(&self, key: &ImageKey) -> Ordering {
         self.id.cmp(key.id()).then_with(|| self.spec.runtime_handler.as_str().cmp(key.handler()))
     }

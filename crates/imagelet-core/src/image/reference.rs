@@ -9,7 +9,6 @@ use super::{
 
 const PATH_LENGTH_MAX: usize = 255;
 const TAG_LENGTH_MAX: usize = 128;
-/// The namespace that the default registry uses for names of one component.
 const DEFAULT_FOLDER: &str = "library/";
 const DEFAULT_TAG: &str = "latest";
 /// Prefixes with which other tools mark the place of a local image: `docker-archive:PATH`, `docker-daemon:NAME`.
@@ -28,10 +27,8 @@ pub struct Reference {
 pub enum ReferenceError {
     #[error("invalid reference format")]
     Format,
-    /// The text begins with a scheme. No reference has a scheme.
     #[error("invalid reference format")]
     Scheme { hint: String },
-    /// The repository has capital letters in this part.
     #[error("invalid reference format: repository name ({0}) must be lowercase")]
     NameUppercase(String),
     /// The repository has capital letters. Only [`trim_tag_and_digest`] returns this error.
@@ -48,7 +45,6 @@ pub enum ReferenceError {
 }
 
 impl ReferenceError {
-    /// The remedy for the text, if known.
     pub fn hint(&self) -> Option<&str> {
         if let Self::Scheme { hint } = self { Some(hint) } else { None }
     }
@@ -84,7 +80,6 @@ impl Reference {
         split_domain(&self.repository).0
     }
 
-    /// The repository without the domain, as in registry URLs.
     pub fn path(&self) -> &str {
         split_domain(&self.repository).1
     }
@@ -98,7 +93,6 @@ impl Reference {
         self.digest.as_ref()
     }
 
-    /// The same repository with another digest and no tag.
     #[must_use]
     pub fn with_digest(&self, digest: Digest) -> Self {
         Self { repository: self.repository.clone(), tag: None, digest: Some(digest) }
@@ -219,7 +213,6 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     Ok(Cow::Owned(format!("{domain}/{folder}{remainder}")))
 }
 
-/// The parts of a reference according to the grammar.
 pub(super) struct Parts<'a> {
     name: &'a str,
     pub(super) tag: Option<&'a str>,

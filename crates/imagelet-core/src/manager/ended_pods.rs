@@ -10,7 +10,6 @@ use crate::{bounded_map::make_room, image::Reference, inventory::WaitingPod};
 /// The maximum number of ended pods. Above it, the earliest end is dropped; a node has some hundred pods.
 const ENDED_MAX: usize = 4096;
 
-/// Why a pod needs no more images.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodEnd {
     /// The pod has a deletion timestamp.
@@ -31,14 +30,11 @@ impl fmt::Display for PodEnd {
     }
 }
 
-/// A change of the pods that are bound to the node.
 #[derive(Debug, Default)]
 pub struct PodChanges {
     /// The pods that need no more images, by uid. A second end of a pod is ignored.
     pub ended: Vec<(Arc<str>, PodEnd)>,
-    /// The uids of all pods that may need images.
     pub alive: Vec<Arc<str>>,
-    /// The pods of `alive` that wait for images.
     pub waiting: Vec<WaitingPod>,
 }
 
@@ -47,7 +43,6 @@ pub struct PodChanges {
 pub(super) struct PodsView {
     /// The ended pods by uid, each with the sequence number of its end.
     ended: HashMap<Arc<str>, (u64, PodEnd)>,
-    /// The number of ends so far.
     sequence: u64,
     waiting: Vec<WaitingPod>,
 }
@@ -114,12 +109,10 @@ impl PodBond {
         self.view.borrow().decide(&self.uid, None).map(|end| end.why)
     }
 
-    /// Returns when the pod has ended.
     pub(super) async fn ended(self) -> PodEnd {
         self.until(|_| true).await
     }
 
-    /// Returns when the pod has ended and no other pod waits for the image.
     pub(super) async fn unwanted(self) {
         self.until(|end| !end.is_awaited).await;
     }

@@ -28,7 +28,6 @@ pub(super) enum Cause {
     /// The image is absent, or the client has no access. The text does not say which of the two.
     NeverPull,
     Credentials(KeyringError),
-    /// The pull could not be recorded, so the pull did not start.
     Intent(Arc<RecordsError>),
     /// `REASON: MESSAGE` of the last failure; empty while the next attempt runs.
     HeldBack(String),
@@ -188,7 +187,6 @@ impl EnsureError {
         self.fault().stage
     }
 
-    /// Class, stage and the wait that the registry requested.
     pub fn fault(&self) -> Fault {
         let (class, stage) = match &self.cause {
             Cause::InvalidName(_) => (ErrorClass::NameInvalid, Stage::Name),

@@ -61,7 +61,6 @@ pub struct ManagerParts {
     pub records: Arc<PullRecords>,
     pub settings: PullSettings,
     pub keyring: Arc<NodeKeyring>,
-    /// The credential providers, whose credentials are tried after the node's.
     pub providers: Arc<dyn CredentialProvider>,
     pub reports: ManagerReports,
     /// Records the use of images, and leases the images of pods until their containers are created.
@@ -70,12 +69,10 @@ pub struct ManagerParts {
     pub stale: Option<StaleUse>,
 }
 
-/// The receivers of a manager's reports about requests and pulls.
 #[derive(Clone, Debug)]
 pub struct ManagerReports {
     pub events: Arc<dyn EventSink>,
     pub metrics: Arc<Metrics>,
-    /// Receives, per pod, the start of each pull and the result of each image.
     pub recorder: Option<Arc<dyn PullRecorder>>,
     pub decisions: Arc<AuditLog>,
 }
@@ -89,7 +86,6 @@ impl Default for ManagerReports {
 }
 
 impl ManagerParts {
-    /// A manager without credentials, event sink, inventory and decision log.
     pub fn new(runtime: RuntimeManager, records: Arc<PullRecords>) -> Self {
         Self {
             runtime,

@@ -24,7 +24,6 @@ pub struct PodRequest {
     pub common: EnsureRequest,
     /// The images of the pod, in any order. The results have the same order.
     pub images: Vec<PodImage>,
-    /// Names of the pod's unreadable pull secrets.
     pub secrets_unread: Vec<String>,
 }
 
@@ -45,7 +44,6 @@ pub struct PodImage {
 pub enum PodRole {
     Volume,
     Ephemeral,
-    /// An init container or a sidecar.
     Init,
     Container,
 }
@@ -213,7 +211,6 @@ fn has_failed(outcome: Option<&PodOutcome>) -> bool {
     matches!(outcome, Some(PodOutcome::Failed(_) | PodOutcome::Blocked { .. }))
 }
 
-/// The failed volumes that a container mounts, in the container's order.
 fn failed_mounts(images: &[PodImage], outcomes: &[Option<PodOutcome>], image: usize) -> Vec<usize> {
     let failed = |mount: &String| {
         let volume = images.iter().position(|one| one.role == PodRole::Volume && one.name == *mount)?;

@@ -145,7 +145,6 @@ pub struct EnsureRequest {
     pub pull: PullRequest,
     pub policy: PullPolicy,
     pub caller: Caller,
-    /// The name of the pod's service account; `None`: the pod has none.
     pub service_account: Option<String>,
     /// The field of the pod that names the image, for events: `spec.containers{NAME}`.
     pub container: Arc<str>,
@@ -162,7 +161,6 @@ impl EnsureRequest {
         Self { pull, policy, ..Self::default() }
     }
 
-    /// The image as the client spells it.
     pub fn image(&self) -> &str {
         &self.pull.image.image
     }
@@ -175,7 +173,6 @@ impl EnsureRequest {
         EventSubject::Pod { pod: self.pull.pod.clone(), field_path: Arc::clone(&self.container) }
     }
 
-    /// The decision log entry for a pull of this request. The entry has no image id yet.
     pub(super) fn act(&self, canonical: &Reference, code: ActCode, took: Duration, mut why: String) -> Act {
         let pod = &self.pull.pod;
         let by = match (pod.name.is_empty(), self.caller.is_client()) {
@@ -224,9 +221,7 @@ impl Ensured {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// The image was present, and the client may use it.
     AlreadyPresent,
-    /// The image was present, its registry is unavailable, and the permitted time is not over.
     Stale {
         /// The time since the registry last resolved the name.
         verified: Duration,

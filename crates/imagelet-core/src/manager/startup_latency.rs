@@ -43,9 +43,7 @@ pub trait PullRecorder: Send + Sync + fmt::Debug {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ImageEnd {
     Pulled,
-    /// The image was present before the request.
     Present,
-    /// The pull failed or was cancelled.
     Failed,
 }
 

@@ -45,7 +45,6 @@ pub struct PullTurn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePlace {
-    /// The position in the queue, from 1.
     pub position: usize,
     /// The number of pulls of the same kind, with the node's limits or without, that run or are earlier in the queue.
     pub behind: usize,
@@ -133,7 +132,6 @@ fn about(duration: Duration) -> String {
     }
 }
 
-/// The factor and the name of the unit in which a number of bytes is shown.
 fn unit(bytes: u64) -> (f64, &'static str) {
     match bytes {
         ..1_000_000 => (1e3, "kB"),
@@ -143,7 +141,6 @@ fn unit(bytes: u64) -> (f64, &'static str) {
     }
 }
 
-/// A number of bytes, for example `2.8 GB`.
 fn amount(bytes: u64) -> String {
     let (scale, unit) = unit(bytes);
     format!("{:.1} {unit}", bytes as f64 / scale)
@@ -155,7 +152,6 @@ fn part_of(received: u64, all: u64) -> String {
     format!("{:.1} of {}", (received as f64 / scale * 10.0).floor() / 10.0, amount(all))
 }
 
-/// A rate, for example `35 MB/s`.
 fn rate(speed: u64) -> String {
     let (scale, unit) = unit(speed);
     let speed = speed as f64 / scale;

@@ -20,7 +20,6 @@ pub trait ContainerService: Send + Sync + fmt::Debug {
     /// All containers, in any state. An exited container still uses its image.
     async fn containers(&self) -> Result<Vec<Container>, RuntimeError>;
 
-    /// All sandboxes, in any state.
     async fn sandboxes(&self) -> Result<Vec<Sandbox>, RuntimeError> {
         Ok(Vec::new())
     }
@@ -75,7 +74,6 @@ pub struct Container {
     pub image: ContainerImage,
     pub state: ContainerState,
     pub created_at: SystemTime,
-    /// The labels, which include name, namespace and uid of the pod.
     pub labels: BTreeMap<String, String>,
 }
 
@@ -100,7 +98,6 @@ impl ContainerImage {
 pub enum ContainerState {
     Created,
     Running,
-    /// The container has exited. It uses its image until the container is removed.
     Exited,
     Unknown,
 }
@@ -108,7 +105,6 @@ pub enum ContainerState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sandbox {
     pub id: String,
-    /// Name, namespace and uid of the pod.
     pub name: String,
     pub namespace: String,
     pub uid: String,

@@ -21,19 +21,15 @@ const REST_BYTES_MAX: usize = 1 << 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageDetails {
-    /// The image as `status` reports it.
     pub image: Image,
     /// The chain id of the highest layer.
     pub chain_id: Option<Digest>,
-    /// The labels of the image's configuration.
     pub labels: BTreeMap<String, String>,
-    /// The image's configuration, unchanged.
     pub config: Option<JsonText>,
     /// The layers of the image, lowest first. Empty if the store does not report them.
     pub layers: Vec<LayerDetails>,
     /// The fetched size: manifest, configuration and compressed layers.
     pub compressed: Option<ByteSize>,
-    /// The pulled manifest, as the embedded store records it.
     pub pulled: Option<PulledManifest>,
     /// Other details from the store: JSON texts by name.
     pub info: BTreeMap<String, String>,
@@ -56,15 +52,12 @@ pub struct PulledManifest {
     pub at: u64,
 }
 
-/// The additional fields of an artifact.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledArtifact {
-    /// The type that the manifest of the artifact names.
     pub kind: String,
     pub config: Digest,
 }
 
-/// A layer in the manifest of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PulledLayer {
     /// Digest of a compressed blob that was fetched and unpacked to this layer.
@@ -88,7 +81,6 @@ pub struct LayerDetails {
     /// The digest of the layer's uncompressed tar, or the key of an artifact's blob.
     #[serde(rename = "diffID")]
     pub diff_id: Digest,
-    /// The unpacked size of the layer, if the store knows it.
     #[serde(default, rename = "size", skip_serializing_if = "Option::is_none")]
     pub bytes: Option<ByteSize>,
     /// For an artifact: the path of a file, or with a `/` at its end, of the folder into which an archive is unpacked.
@@ -140,7 +132,6 @@ impl ImageDetails {
         }
     }
 
-    /// Encodes the details for a verbose status.
     pub fn to_info(&self) -> BTreeMap<String, String> {
         let said = Info {
             chain_id: self.chain_id.as_ref(),
@@ -190,7 +181,6 @@ pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Dige
     chains
 }
 
-/// A text with one JSON object and a maximum length.
 #[derive(Clone, PartialEq, Eq)]
 pub struct JsonText(String);
 
@@ -228,7 +218,6 @@ impl<'a> Members<'a> {
         serde_json::from_str(text).ok()
     }
 
-    /// A member, if it has this type.
     pub fn get<T: Deserialize<'a>>(&self, name: &str) -> Option<T> {
         self.0.get(name).and_then(|member| serde_json::from_str(member.get()).ok())
     }
@@ -239,7 +228,6 @@ impl<'a> Members<'a> {
         self.get(name).unwrap_or_default()
     }
 
-    /// All members whose values have this type.
     pub fn all<T: Deserialize<'a>>(self) -> impl Iterator<Item = (String, T)> {
         self.0.into_iter().filter_map(|(name, member)| Some((name, serde_json::from_str(member.get()).ok()?)))
     }

@@ -38,7 +38,6 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// Removes an image with all its names. A missing image is not an error.
     async fn remove(&self, spec: &ImageSpec) -> Result<(), RuntimeError>;
 
-    /// The disk usage of images and of writable container layers, per file system.
     async fn filesystem(&self) -> Result<ImageFilesystems, RuntimeError>;
 
     /// The further operations of an embedded store. `None`: the store is a runtime behind a socket.
@@ -76,7 +75,6 @@ pub struct StoreMeasure {
 }
 
 impl FilesystemUsage {
-    /// The usage of an empty store.
     pub fn nothing(mountpoint: PathBuf, now: SystemTime) -> Self {
         Self { measured_at: now, mountpoint, used: ByteSize::ZERO, inodes_used: Some(0) }
     }

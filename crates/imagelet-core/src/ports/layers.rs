@@ -48,7 +48,6 @@ pub struct LayerFacts {
     pub folder: Option<Arc<Path>>,
 }
 
-/// How reliable the sizes in a graph are.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Certainty {
     /// Every block was counted when the parts were written.
@@ -56,7 +55,6 @@ pub enum Certainty {
     /// Some parts were measured. The size of the other parts is unknown or partly known.
     Partial {
         measured: u32,
-        /// The number of all parts.
         layers: u32,
     },
     /// The runtime reports the sizes. They may be compressed, or may include shared bytes several times.
@@ -65,13 +63,11 @@ pub enum Certainty {
 }
 
 impl LayerGraph {
-    /// The parts of an image. `None`: the image is unknown.
     pub fn parts(&self, image: &ImageId) -> Option<impl Iterator<Item = &LayerFacts>> {
         let parts = self.images.get(image)?;
         Some(parts.iter().filter_map(|part| self.part(*part)))
     }
 
-    /// The disk space that is freed if all these images are removed.
     pub fn freed_by<'a>(&self, images: impl IntoIterator<Item = &'a ImageId>) -> Freed {
         let images: Vec<_> = images.into_iter().map(Some).collect();
         self.freed_in_order(&images).into_iter().fold(Freed::default(), Freed::plus)
@@ -126,7 +122,6 @@ impl LayerGraph {
         self.images.iter().map(|(id, parts)| (id, share(parts))).collect()
     }
 
-    /// The bytes of all images, each part once.
     pub fn total(&self) -> ByteSize {
         self.total_of(self.images.keys())
     }
@@ -142,7 +137,6 @@ impl LayerGraph {
         self.layers.get(part as usize)
     }
 
-    /// For each part, the number of images that have it.
     fn users(&self) -> Vec<u32> {
         let mut users = vec![0_u32; self.layers.len()];
         for part in self.images.values().flatten() {
@@ -160,19 +154,16 @@ impl Freed {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes.saturating_add(other.inodes) }
     }
 
-    /// The difference, or zero if it is negative.
     #[must_use]
     pub fn less(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
     }
 
-    /// The smaller value of each field.
     #[must_use]
     pub(crate) fn at_most(self, other: Self) -> Self {
         Self { bytes: self.bytes.min(other.bytes), inodes: self.inodes.min(other.inodes) }
     }
 
-    /// Whether both fields are at least those of `wanted`.
     pub fn meets(self, wanted: Self) -> bool {
         self.bytes >= wanted.bytes && self.inodes >= wanted.inodes
     }
@@ -201,12 +192,10 @@ pub struct Freed {
 pub struct LayerShare {
     /// The bytes of the parts that no other image has.
     pub unique: ByteSize,
-    /// The bytes of the parts that other images also have.
     pub shared: ByteSize,
 }
 
 impl Certainty {
-    /// The stable word for programs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Exact => "exact",

@@ -43,7 +43,6 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// The parts that images share, and the size of each part. `None`: the store has no such information.
     async fn layers(&self) -> Result<Option<LayerGraph>, RuntimeError> {
         Ok(None)
     }
@@ -177,7 +176,6 @@ pub struct ExportedImage {
     pub id: ImageId,
     /// Digest of the image's index, or of its manifest if there is no index.
     pub digest: Digest,
-    /// Size of all blobs in the archive.
     pub bytes: ByteSize,
 }
 
@@ -209,7 +207,6 @@ pub struct MountOptions {
     pub dev: bool,
 }
 
-/// A mounted image, also after its unmount.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct MountedImage {

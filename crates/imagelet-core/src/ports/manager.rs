@@ -41,7 +41,6 @@ families! {
         &["operation_type"];
 }
 
-/// Calls an image store and a container runtime. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct RuntimeManager {
     pub images: Arc<dyn ImageService>,
@@ -113,7 +112,6 @@ impl RuntimeManager {
         })
     }
 
-    /// Like [`Self::usable`], with the details of the image.
     pub async fn usable_details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         Ok(match self.details(spec).await? {
             Some(found) => self.is_usable(&found.image.id).await.then_some(found),
@@ -121,7 +119,6 @@ impl RuntimeManager {
         })
     }
 
-    /// Whether containers can start from a listed image. Returns true in doubt.
     pub async fn is_usable(&self, image: &ImageId) -> bool {
         match &self.usable {
             Some(usable) => usable.is_usable(image).await,

@@ -54,7 +54,6 @@ pub enum PullEvent {
     },
     /// All layers are present; the store syncs and names the image.
     Committing,
-    /// An image was removed to free disk space for the pull.
     Removed(RemovedImage),
     /// The data that each host of the registry sent in an attempt. Reported at the end of each attempt.
     Hosts(Vec<PullHost>),
@@ -72,17 +71,14 @@ pub enum PullEvent {
     },
     /// A problem that does not stop the pull, for example a key without effect.
     Warning {
-        /// The problem, in one line.
         text: String,
     },
     /// The wait for the answer of a host begins or ends. A wait is reported only after some time.
     Head {
-        /// Host and port.
         host: String,
         /// `true`: the host has not begun its answer. `false`: the wait for the answer is over.
         is_awaited: bool,
     },
-    /// A request for a token has ended.
     Token(TokenExchange),
 }
 
@@ -91,14 +87,12 @@ pub enum LayerState {
     /// The layer was present before the pull. Nothing is fetched.
     Present,
     Fetching {
-        /// Compressed bytes received so far.
         received: ByteSize,
     },
     /// The layer was fetched, verified and unpacked.
     Done,
 }
 
-/// The progress of one pull, from the queue to its end.
 #[derive(Clone, Debug, Default)]
 pub struct PullProgress {
     pub times: PullTimes,
@@ -156,7 +150,6 @@ pub enum PullEnd {
 #[derive(Clone, Debug)]
 pub struct PulledLayerProgress {
     pub digest: Digest,
-    /// The compressed size.
     pub size: ByteSize,
     /// `None`: the fetch of the layer has not begun.
     pub state: Option<LayerState>,
@@ -177,7 +170,6 @@ pub struct TokenExchange {
     pub service: String,
     pub began: Instant,
     pub ended: Instant,
-    /// Whether the token service sent a token.
     pub is_granted: bool,
 }
 

@@ -12,16 +12,12 @@ pub static PULLS: Family = Family {
     labels: &["way", "reason", "outcome"],
 };
 
-/// The route by which an image came into a runtime.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PullRoute {
-    /// imagelet fetched the image into the runtime's own stores.
     #[error("imported into the runtime")]
     Imported,
-    /// The runtime pulled the image itself.
     #[error("forwarded to the runtime: {0}")]
     Forwarded(ForwardReason),
-    /// The runtime pulled an artifact itself and unpacked none of its files.
     #[error(
         "forwarded to the runtime, which unpacks no file of an artifact: a pod that mounts it sees an empty folder ({0})"
     )]
@@ -59,7 +55,6 @@ pub enum ForwardReason {
     NameInvalid,
     #[error("sandboxes are started from the image, and the runtime has to mark it")]
     SandboxImage,
-    /// `setting` is a key of the runtime's configuration.
     #[error("the runtime has {setting} for registry `{registry}`, which imagelet does not read")]
     RegistrySetting { setting: &'static str, registry: String },
     #[error("the runtime could pull from registry `{0}` lately, and imagelet could not")]
@@ -78,7 +73,6 @@ impl PullRoute {
         }
     }
 
-    /// The stable word for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::Imported => "imported",
@@ -86,7 +80,6 @@ impl PullRoute {
         }
     }
 
-    /// The reason for a forward, as a stable word.
     pub fn reason_code(&self) -> Option<&'static str> {
         match self {
             Self::Imported => None,
@@ -96,7 +89,6 @@ impl PullRoute {
 }
 
 impl ForwardReason {
-    /// The stable word for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::SwitchedOff => "switched-off",

@@ -31,11 +31,9 @@ pub struct RoomMade {
     pub removed: Vec<RemovedImage>,
 }
 
-/// An image that was removed for a pull.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemovedImage {
     /// The names of the image, or its id if it has no name.
     pub names: Vec<String>,
-    /// The bytes that the image's removal freed.
     pub bytes: ByteSize,
 }

@@ -13,7 +13,6 @@ const FINDINGS_MAX: usize = 20;
 pub struct VerifyReport {
     /// Each requested image, also damaged images that are not listed.
     pub images: Vec<ImageCheck>,
-    /// Findings in the store's own files.
     pub store: Findings,
     pub blobs: BlobsCheck,
 }
@@ -21,7 +20,6 @@ pub struct VerifyReport {
 #[derive(Clone, Debug)]
 pub struct ImageCheck {
     pub id: ImageId,
-    /// All names of the image, with tags and digests.
     pub names: Vec<String>,
     /// The record, manifest, configuration and index of the image.
     pub documents: Findings,
@@ -30,7 +28,6 @@ pub struct ImageCheck {
 }
 
 impl ImageCheck {
-    /// Whether any content differs from the pulled content.
     pub fn is_damaged(&self) -> bool {
         !self.documents.is_empty() || self.layers.iter().any(|(_, check)| !check.findings.is_empty())
     }
@@ -56,7 +53,6 @@ pub struct LayerCheck {
 
 #[derive(Clone, Debug, Default)]
 pub struct BlobsCheck {
-    /// The number of hashed blobs.
     pub count: u64,
     pub findings: Findings,
     pub damaged: Vec<Digest>,
@@ -70,7 +66,6 @@ pub struct Findings {
     pub more: u64,
 }
 
-/// One difference from the written content.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Finding {
     /// The path below the folder of the image or layer. Control characters are percent-encoded.
@@ -89,7 +84,6 @@ impl Findings {
         findings
     }
 
-    /// Appends a finding. If the list is full, only counts the finding.
     pub fn add(&mut self, path: String, what: &str, detail: String) {
         if self.first.len() < FINDINGS_MAX {
             self.first.push(Finding { path, what: what.to_owned(), detail });

@@ -45,7 +45,6 @@ impl Completion {
         }
     }
 
-    /// Returns when the pod of the request has ended and no other pod waits for the image.
     pub(super) fn unwanted(&self) -> BoxFuture<'static, ()> {
         self.bond.clone().unwanted().boxed()
     }

@@ -93,7 +93,6 @@ impl Ensuring<'_> {
         missing.extend(provided.failures);
     }
 
-    /// Whether a pull secret is for another host that may serve the image.
     pub(super) async fn has_secret_for_host(&self) -> bool {
         let Ok(reference) = &self.reference else { return false };
         if self.request.secrets.is_empty() {
@@ -104,7 +103,6 @@ impl Ensuring<'_> {
         hosts.iter().any(|host| !at_host(&secrets, &host.repositories).is_empty())
     }
 
-    /// A keyring of the readable pull secrets, and the errors of the unreadable secrets.
     fn keyring_of_secrets(&self) -> (Keyring, Vec<KeyringError>) {
         Keyring::from_secrets(&self.request.secrets, self.manager.policy().access.docker_keyring)
     }

@@ -302,7 +302,6 @@ impl<'a> Ensuring<'a> {
         }
     }
 
-    /// Checks whether the registry may be contacted now: the pod's back-off first, then the circuits.
     fn admit(&self, key: &BackoffKey, work: &Work) -> Result<(), EnsureError> {
         if matches!(self.request.caller, Caller::Pod | Caller::LookAhead)
             && let Some(held) = locked(&self.manager.backoff).held(key, Instant::now())
@@ -359,7 +358,6 @@ impl<'a> Ensuring<'a> {
         EnsureError::new(self.request.image(), cause, self.manager.policy().pods.stable_reasons)
     }
 
-    /// Marks the image as used.
     fn touch(&self, key: &ImageKey, pulled: Option<PullCost>) {
         let Some(inventory) = &self.manager.parts.inventory else { return };
         let PodIdentity { namespace, name, .. } = &self.request.pull.pod;

@@ -28,9 +28,7 @@ use crate::{
 
 /// Above this limit the names with the oldest answers are dropped.
 const NAMES_MAX: usize = 2048;
-/// Enough for [`NAMES_MAX`] names of one kilobyte each.
 const FILE_LENGTH_MAX: u64 = 4 << 20;
-/// Longer names and handlers are not stored.
 const NAME_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -42,7 +40,6 @@ pub(crate) struct Subject {
     pub(crate) handler: String,
 }
 
-/// One element of the array in the file.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct NameLine {
@@ -54,7 +51,6 @@ struct NameLine {
 
 #[derive(Debug)]
 pub(crate) struct ResolvedNames {
-    /// `None`: memory only.
     path: Option<PathBuf>,
     lag_max: Duration,
     names: Mutex<KnownNames>,
@@ -64,7 +60,6 @@ pub(crate) struct ResolvedNames {
 
 #[derive(Debug, Default)]
 struct KnownNames {
-    /// The image of each name, and the time of the registry's answer.
     by_subject: HashMap<Subject, (ImageId, SystemTime)>,
     /// When the file was written. `None`: the file has to be written.
     written_at: Option<SystemTime>,

@@ -51,7 +51,6 @@ impl Ensuring<'_> {
         }
     }
 
-    /// Returns the present image instead of a failed pull. `None`: the pull fails.
     pub(super) async fn use_stale(
         &self,
         reference: &Reference,

@@ -176,7 +176,6 @@ impl Circuits {
         open.next().map_or(Ok(()), Err)
     }
 
-    /// Makes a pull that begins now the probe of each open circuit that concerns it.
     pub(crate) fn probe(&mut self, route: &CircuitKey, now: Instant) {
         for scope in CircuitScope::ALL {
             if let Some(circuit) = self.circuits.get_mut(&scope.key(route)).filter(|it| it.until.is_some()) {
@@ -233,7 +232,6 @@ impl Circuits {
         opened_all.or(opened)
     }
 
-    /// Counts a failure for a scope. Returns the circuit if this failure opened it.
     fn count(&mut self, scope: CircuitScope, route: &CircuitKey, fault: &Fault, now: Instant) -> Option<OpenCircuit> {
         let key = scope.key(route);
         make_room(&mut self.circuits, &key, CIRCUITS_MAX, |circuit| circuit.touched);
@@ -297,7 +295,6 @@ impl Circuit {
     }
 }
 
-/// Whether a failure proves that the registry answered.
 fn proves_an_answer(class: ErrorClass) -> bool {
     matches!(
         class,

@@ -63,7 +63,6 @@ pub(crate) struct Puller {
 struct EndedPulls {
     /// Incremented at the end of each pull; starts at 1.
     version: u64,
-    /// The last [`ENDED_MAX`] ended pulls.
     last: VecDeque<PullStatus>,
 }
 
@@ -202,7 +201,6 @@ impl Puller {
         }
     }
 
-    /// Estimates the bytes to fetch. `None`: the store has no estimate, or the first credential is rejected.
     pub(crate) async fn estimate(&self, work: &Work) -> Option<PullEstimate> {
         let estimate = self.runtime.estimate(&work.attempt(0)).await;
         let estimate = estimate.inspect_err(|error| {
@@ -247,7 +245,6 @@ impl Puller {
         Err(Arc::new(join_failures(failures)))
     }
 
-    /// Adds the events of a store to the progress.
     fn sink(&self, progress: watch::Sender<PullProgress>) -> Progress {
         let metrics = Arc::clone(&self.reports.metrics);
         Arc::new(move |event| {

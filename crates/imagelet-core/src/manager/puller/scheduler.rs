@@ -40,7 +40,6 @@ const UNLIMITED_MAX: usize = 128;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Policy {
-    /// The number of slots; `None`: no limit.
     pub(super) slots: Option<usize>,
     pub(super) is_fifo: bool,
 }
@@ -80,7 +79,6 @@ pub(super) struct Scheduler {
 
 struct SchedulerState {
     policy: Policy,
-    /// The rate for which pulls wait. `None`: pulls do not wait for a rate.
     throttle: Option<Throttle>,
     next: u64,
     waiting: BTreeMap<Rank, Waiting>,

@@ -69,12 +69,10 @@ struct FlightTable {
 }
 
 struct Pull {
-    /// Distinguishes this pull from a later pull under the same key.
     ticket: Ticket,
     /// The subscriptions own the pull. It ends with the last subscription, or after a grace.
     future: WeakShared<PullFuture>,
     progress: watch::Receiver<PullProgress>,
-    /// The pod of the first client.
     pod: PodIdentity,
     clients: PullClients,
     priority: i32,
@@ -103,7 +101,6 @@ pub(crate) struct Subscription<T: Send + 'static> {
     client: PullClient,
     /// The shared pull. `None`: the pull has ended.
     pull: Option<Shared<PullFuture>>,
-    /// The progress of the pull, also after its end.
     pub(crate) progress: watch::Receiver<PullProgress>,
     on_complete: Option<OnComplete<T>>,
 }
@@ -194,7 +191,6 @@ impl SingleFlight {
         pulls.into_iter().map(|(_, pull)| pull).collect()
     }
 
-    /// Removes the pull with this ticket from the table, if `is_over` accepts the pull.
     fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
         let mut table = locked(&self.table);
         if table.by_key.get(key).is_some_and(|pull| pull.ticket == ticket && is_over(pull)) {

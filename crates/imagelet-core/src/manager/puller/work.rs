@@ -45,7 +45,6 @@ impl Work {
         }
     }
 
-    /// The pull request with the credentials of an attempt.
     pub(crate) fn attempt(&self, attempt: usize) -> PullRequest {
         PullRequest {
             credential: self.credentials.of_registry(attempt).map(|tracked| tracked.credential.clone()),

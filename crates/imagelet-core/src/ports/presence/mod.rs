@@ -18,7 +18,6 @@ const USABLE_FOR: Duration = Duration::from_secs(10);
 const USABLE_MAX: Duration = Duration::from_secs(1);
 const IMAGES_MAX: usize = 20_000;
 
-/// Checks whether the content of an image is still in a runtime's stores.
 #[async_trait]
 pub trait ImageBacking: Send + Sync + fmt::Debug {
     /// Whether containers can start from an image: the chain of all its layers has a snapshot, or the runtime has all

@@ -9,10 +9,8 @@ use super::ImageService;
 use crate::error::{RuntimeError, RuntimeErrorKind};
 use crate::image::{Digest, Image, ImageId, ImageSpec};
 
-/// The maximum number of names in a message.
 const NAMES_SHOWN_MAX: usize = 3;
 
-/// Changes names in the records of a runtime.
 #[async_trait]
 pub trait RemovableNames: Send + Sync + fmt::Debug {
     /// Replaces those names of an image that the runtime cannot remove itself.
