@@ -92,7 +92,7 @@ impl Prepared {
     async fn prepare(&self) {
         let images = self.fake.list(None).await.expect("the fake answers");
         let anew = |image: &Arc<Image>| Image { id: ImageId::new(image.id.as_str()), ..Image::clone(image) };
-        *self.next.lock().expect("nobody panics with it") = Some(images.iter().map(anew).collect());
+        *self.next.lock().expect("nobody panics with it") = Some(images.iter().map(anew).map(Arc::new).collect());
     }
 
     /// Of a hundred images one goes and another comes.

@@ -118,8 +118,8 @@ impl ImageService for MemoryStore {
         let stored = self.stored();
         // A filter without an image keeps all.
         Ok(match filter.filter(|spec| !spec.image.is_empty()) {
-            Some(spec) => stored.find(spec)?.and_then(|id| stored.image(&id)).into_iter().collect(),
-            None => stored.0.keys().filter_map(|id| stored.image(id)).collect(),
+            Some(spec) => stored.find(spec)?.and_then(|id| stored.image(&id)).into_iter().map(Arc::new).collect(),
+            None => stored.0.keys().filter_map(|id| stored.image(id)).map(Arc::new).collect(),
         })
     }
 

@@ -36,7 +36,7 @@ impl InventoryState {
             is_doubtful: !survey.missing_are_gone,
         };
         let (users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
-        let images = by_key(std::mem::take(&mut survey.images).into_images());
+        let images = by_key(std::mem::take(&mut survey.images).to_vec());
         let containers = survey.runtime_containers();
         self.watch.advance(containers, now, wall);
         let changed = self.memory.apply(&images, &users, &pass);

@@ -37,7 +37,7 @@ impl Inventory {
             return kept;
         }
         let mut images = match self.runtime.list(None).await {
-            Ok(images) => images.into_images(),
+            Ok(images) => images.to_vec(),
             Err(error) => {
                 tracing::info!(err = error.chain(), "Failed to update image list");
                 return kept;

@@ -1,6 +1,6 @@
 //! The port to an image store, and the usage of its file systems (`docs/spec/cri.md §5.7`).
 
-use std::{collections::BTreeMap, fmt, ops::Deref, path::PathBuf, sync::Arc, time::SystemTime};
+use std::{collections::BTreeMap, fmt, path::PathBuf, sync::Arc, time::SystemTime};
 
 use async_trait::async_trait;
 
@@ -104,59 +104,7 @@ impl FilesystemUsage {
 
 /// All images of a store. Cheap to clone. Until a change, a store returns the same list, or the same images in a new
 /// list, so that a comparison of equal lists is quick.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Listing(#[expect(clippy::rc_buffer, reason = "a sole owner takes the images out")] Arc<Vec<Arc<Image>>>);
-
-impl Listing {
-    /// The images, for changes and sorting. Copies the list only if it has other owners, and never an image.
-    pub fn into_images(self) -> Vec<Arc<Image>> {
-        Arc::unwrap_or_clone(self.0)
-    }
-}
-
-impl Deref for Listing {
-    type Target = [Arc<Image>];
-
-    fn deref(&self) -> &Self::Target {
-        &self.0
-    }
-}
-
-impl From<Vec<Arc<Image>>> for Listing {
-    fn from(images: Vec<Arc<Image>>) -> Self {
-        Self(Arc::new(images))
-    }
-}
-
-impl FromIterator<Arc<Image>> for Listing {
-    fn from_iter<I: IntoIterator<Item = Arc<Image>>>(images: I) -> Self {
-        Self(Arc::new(images.into_iter().collect()))
-    }
-}
-
-impl FromIterator<Image> for Listing {
-    fn from_iter<I: IntoIterator<Item = Image>>(images: I) -> Self {
-        images.into_iter().map(Arc::new).collect()
-    }
-}
-
-impl IntoIterator for Listing {
-    type Item = Arc<Image>;
-    type IntoIter = std::vec::IntoIter<Arc<Image>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.into_images().into_iter()
-    }
-}
-
-impl<'a> IntoIterator for &'a Listing {
-    type Item = &'a Arc<Image>;
-    type IntoIter = std::slice::Iter<'a, Arc<Image>>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
-    }
-}
+pub type Listing = Arc<[Arc<Image>]>;
 
 #[cfg(test)]
 mod tests {

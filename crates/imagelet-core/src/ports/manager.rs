@@ -92,7 +92,9 @@ impl RuntimeManager {
         if self.pinned.is_empty() && artifacts.is_empty() {
             return Ok(listed);
         }
-        let mut images = listed.into_images();
+        let mut images = listed.to_vec();
+        // The images that change are not copied if the list is their only other owner.
+        drop(listed);
         for image in &mut images {
             if self.pinned.marks(image) {
                 Arc::make_mut(image).pinned = true;

@@ -77,7 +77,7 @@ impl TestNode {
     }
 
     async fn present(&self) -> Vec<String> {
-        let images = self.runtime.list(None).await.unwrap().into_images();
+        let images = self.runtime.list(None).await.unwrap();
         let mut names: Vec<String> = images.iter().flat_map(|image| image.tags.clone()).collect();
         names.sort();
         names

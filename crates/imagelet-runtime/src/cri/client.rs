@@ -108,11 +108,11 @@ impl ImageService for RemoteImageService {
     /// A filtered list is read with `ImageStatus`, because containerd ignores the filter of `ListImages`.
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
         if let Some(spec) = filter.filter(|spec| !spec.image.is_empty()) {
-            return Ok(self.status(spec).await?.into_iter().collect());
+            return Ok(self.status(spec).await?.into_iter().map(Arc::new).collect());
         }
         let items = |list: v1::ListImagesResponse| list.images;
         let images = self.peer.list(Call::Image("StreamImages"), Call::Image("ListImages"), items).await?;
-        Ok(images.into_iter().map(convert::image_from_wire).collect())
+        Ok(images.into_iter().map(convert::image_from_wire).map(Arc::new).collect())
     }
 
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {

@@ -253,8 +253,8 @@ impl ImageService for Wordy {
             pinned: false,
             artifact: None,
         }]
-        .into_iter()
-        .collect())
+        .map(Arc::new)
+        .into())
     }
     async fn status(&self, _spec: &ImageSpec) -> Result<Option<Image>, RuntimeError> {
         Ok(None)

@@ -197,7 +197,8 @@ fn a_pinned_image_is_shown_as_pinned_and_its_removal_is_obeyed_and_told() {
             pull(&images, &request(name)).await.unwrap();
         }
         daemon.run(["pin", &name]).ok();
-        let pinned = images.list(None).await.unwrap().into_iter().filter(|image| image.pinned);
+        let listed = images.list(None).await.unwrap();
+        let pinned = listed.iter().filter(|image| image.pinned);
         assert_eq!(pinned.map(|image| image.id.to_string()).collect::<Vec<_>>(), [image.id()]);
         assert!(images.status(&ImageSpec::new(image.id())).await.unwrap().unwrap().pinned);
         assert!(!images.status(&ImageSpec::new(&other)).await.unwrap().unwrap().pinned);

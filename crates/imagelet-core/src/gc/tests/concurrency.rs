@@ -90,7 +90,7 @@ async fn other_image_managers_see_an_awaited_image_as_pinned() {
     node.idle("base:1", 100, 10).await;
     let listed = async || {
         let listing = ImageService::list(&node.fake, None).await.unwrap();
-        node.inventory.mark_all_pinned(listing).into_images()[0].pinned
+        node.inventory.mark_all_pinned(listing)[0].pinned
     };
     assert!(!listed().await);
     node.inventory.lease_to_pods(&waiting("base:1"));

@@ -170,7 +170,7 @@ impl Node {
 
     async fn left(&self) -> Vec<String> {
         let mut tags: Vec<String> =
-            self.fake.list(None).await.unwrap().into_iter().flat_map(|image| image.tags.clone()).collect();
+            self.fake.list(None).await.unwrap().iter().flat_map(|image| image.tags.clone()).collect();
         tags.sort();
         tags
     }

@@ -44,7 +44,8 @@ impl Inventory {
         if !has_pins && state.sandboxes.defaults().next().is_none() {
             return listing;
         }
-        let mut images = listing.into_images();
+        let mut images = listing.to_vec();
+        drop(listing);
         for image in images.iter_mut().filter(|image| !image.pinned && state.is_pinned(image)) {
             Arc::make_mut(image).pinned = true;
         }

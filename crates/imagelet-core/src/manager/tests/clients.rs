@@ -288,7 +288,7 @@ async fn what_a_pod_of_a_handler_uses_is_known_under_the_handler_that_the_runtim
         let mut asked = EnsureRequest::new("reg.test/app:v1", policy.clone());
         asked.pull.image.runtime_handler = "kata".into();
         let ensured = node.ensure(&asked).await.unwrap();
-        let listed = runtime.list(None).await.unwrap().into_images().remove(0);
+        let listed = Arc::clone(&runtime.list(None).await.unwrap()[0]);
         assert_eq!((&ensured.id, &ensured.handler), (&listed.id, &listed.spec.runtime_handler));
         let snapshot = inventory.refresh(SystemTime::now()).await.unwrap();
         assert_eq!(

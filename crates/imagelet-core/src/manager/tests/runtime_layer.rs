@@ -40,7 +40,7 @@ fn runtime(input: &Value) -> (FakeRuntime, RuntimeManager) {
 
 async fn ids(fake: &FakeRuntime) -> Vec<String> {
     fake.heal();
-    fake.list(None).await.unwrap().into_iter().map(|image| image.id.to_string()).collect()
+    fake.list(None).await.unwrap().iter().map(|image| image.id.to_string()).collect()
 }
 
 async fn pulls(input: &Value, expected: &Value, name: &str) {
@@ -254,7 +254,7 @@ async fn an_image_is_pinned_while_one_of_its_names_is_as_the_vectors_say() {
             assert!(names.pins(&normal(name)));
             runtime.local().expect("the fake").untag(name).await.unwrap();
         }
-        let image = runtime.list(None).await.unwrap().into_images().remove(0);
+        let image = Arc::clone(&runtime.list(None).await.unwrap()[0]);
         assert_eq!(Value::Bool(image.pinned), wanted["image_pinned"], "{step}");
         let by_name: serde_json::Map<String, Value> = ["ref-1", "ref-2"]
             .into_iter()

@@ -105,7 +105,7 @@ impl Images {
             // The runtime that runs containers from this store does not answer, so only the store is listed.
             Err(failure) => {
                 tracing::warn!(error = failure.to_string(), "it is not known which images are in use");
-                let images = self.runtime.list(None).await?.into_images();
+                let images = self.runtime.list(None).await?;
                 images.iter().map(|image| row_without_uses(image, &shares)).collect()
             }
         };
