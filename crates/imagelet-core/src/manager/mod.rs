@@ -1,6 +1,5 @@
 //! Ensures that an image is present and that its client may use it (`docs/spec/pull.md §2`).
 
-mod decide;
 mod ended_pods;
 mod ensure;
 mod error;

@@ -21,7 +21,6 @@ use self::{
 };
 use super::{
     BackoffKey, ImageManager,
-    decide::{Decision, Presence, decide, wants_look},
     error::{Cause, EnsureError},
     meters::{self, Tally},
     puller::{Pulled, Work},
@@ -66,28 +65,30 @@ impl<'a> Ensuring<'a> {
     }
 
     pub(super) async fn run(mut self, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
-        let spec =
-            self.spec().map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
-        let (presence, key) = self.look(&spec).await?;
-        match (decide(&self.request.policy, presence), key) {
-            (Decision::Use, Some(key)) => Ok(self.present(&key, spec)),
-            (Decision::Refuse, _) => Err(self.reported("ErrImageNeverPull", self.error(Cause::NeverPull))),
-            (Decision::Use | Decision::Pull, _) => {
-                self.tally.required = Some(true);
-                self.pull(spec, watcher).await
-            }
+        let named = self.named();
+        let (spec, reference) =
+            named.map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
+        if let Some(key) = self.usable(&spec).await? {
+            return Ok(self.present(&key, spec));
         }
+        if self.request.policy == PullPolicy::Never {
+            return Err(self.reported("ErrImageNeverPull", self.error(Cause::NeverPull)));
+        }
+        self.tally.required = Some(true);
+        self.pull(spec, reference, watcher).await
     }
 
     /// Estimates the pull with the first credential only. `None`: there is no estimate.
     pub(super) async fn estimate(&self) -> Option<PullEstimate> {
-        let (spec, reference) = (self.spec().ok()?, self.reference.clone().ok()?);
+        let (spec, reference) = self.named().ok()?;
         let credentials = self.credentials().await.ok()?.credentials.clone();
         self.manager.puller.estimate(&self.work(spec, reference, credentials)).await
     }
 
-    fn spec(&self) -> Result<ImageSpec, ReferenceError> {
-        Ok(ImageSpec { image: default_tag(self.request.image())?, ..self.request.pull.image.clone() })
+    /// The image with its default tag, as runtimes get it, and its normalised name.
+    fn named(&self) -> Result<(ImageSpec, Reference), ReferenceError> {
+        let image = default_tag(self.request.image())?;
+        Ok((ImageSpec { image, ..self.request.pull.image.clone() }, self.reference.clone()?))
     }
 
     fn work(&self, image: ImageSpec, reference: Reference, credentials: PullCredentials) -> Work {
@@ -97,14 +98,16 @@ impl<'a> Ensuring<'a> {
         Work { request, reference, credentials }
     }
 
-    async fn look(&mut self, spec: &ImageSpec) -> Result<(Presence, Option<ImageKey>), EnsureError> {
+    /// The present image that the client may use. `None`: it is absent, the policy does not permit its use, or the
+    /// registry must decide on the client's access (`docs/spec/pull.md §2.5`).
+    async fn usable(&mut self, spec: &ImageSpec) -> Result<Option<ImageKey>, EnsureError> {
         match &self.request.policy {
-            policy if wants_look(policy) => {}
+            PullPolicy::IfNotPresent | PullPolicy::Never => {}
+            PullPolicy::Always => return Ok(None),
             PullPolicy::Other(_) => {
                 self.tally.present = Some(false);
-                return Ok((Presence::Absent, None));
+                return Ok(None);
             }
-            _ => return Ok((Presence::Unchecked, None)),
         }
         let found = self
             .manager
@@ -114,10 +117,10 @@ impl<'a> Ensuring<'a> {
             .await
             .map_err(|source| self.reported("InspectFailed", self.error(Cause::Inspect(Arc::new(source)))))?;
         self.tally.present = Some(found.is_some());
-        let Some(found) = found else { return Ok((Presence::Absent, None)) };
-        let usable = self.may_use(&found).await?;
-        self.tally.required = Some(!usable);
-        Ok((if usable { Presence::Usable } else { Presence::Guarded }, Some(found.key())))
+        let Some(found) = found else { return Ok(None) };
+        let is_usable = self.may_use(&found).await?;
+        self.tally.required = Some(!is_usable);
+        Ok(is_usable.then(|| found.key()))
     }
 
     async fn may_use(&self, found: &Image) -> Result<bool, EnsureError> {
@@ -169,11 +172,13 @@ impl<'a> Ensuring<'a> {
         Ensured::new(key, spec, Origin::AlreadyPresent, message)
     }
 
-    async fn pull(&self, spec: ImageSpec, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
+    async fn pull(
+        &self,
+        spec: ImageSpec,
+        reference: Reference,
+        watcher: PullWatcher,
+    ) -> Result<Ensured, EnsureError> {
         let image = self.request.image();
-        let reference = self.reference.clone();
-        let reference =
-            reference.map_err(|source| self.reported("InspectFailed", self.error(Cause::InvalidName(source))))?;
         let FoundCredentials { credentials, missing } = self.credentials().await?;
         let policy = self.manager.policy();
         let key = BackoffKey {
