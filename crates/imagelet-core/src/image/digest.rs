@@ -4,7 +4,10 @@ use std::{fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-use crate::{printable::printable_start, text::named_enum};
+use crate::{
+    printable::printable_start,
+    text::{PlainError, named_enum},
+};
 
 /// The maximum bytes of an invalid digest in a message: the length of the longest valid digest.
 const SHOWN_MAX: usize = 135;
@@ -34,14 +37,6 @@ pub struct Digest {
     algorithm: DigestAlgorithm,
     text: Arc<str>,
 }
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct DigestError(&'static str);
-
-const NO_DIGEST: DigestError = DigestError("invalid checksum digest format");
-const UNKNOWN_ALGORITHM: DigestError = DigestError("unsupported digest algorithm");
-const WRONG_LENGTH: DigestError = DigestError("invalid checksum digest length");
 
 impl Digest {
     /// Wraps raw hash output.
@@ -78,21 +73,22 @@ impl Digest {
 }
 
 impl FromStr for Digest {
-    type Err = DigestError;
+    type Err = PlainError;
 
     /// Checks in the order of `docs/spec/pull.md §5.2`: the algorithm's syntax, its name, the length, the digits.
-    fn from_str(text: &str) -> Result<Self, DigestError> {
-        let (name, hex) = text.split_once(':').ok_or(NO_DIGEST)?;
+    fn from_str(text: &str) -> Result<Self, PlainError> {
+        let no_digest = || PlainError::new("invalid checksum digest format");
+        let (name, hex) = text.split_once(':').ok_or_else(no_digest)?;
         if !is_algorithm_name(name) {
-            return Err(NO_DIGEST);
+            return Err(no_digest());
         }
-        let known = [DigestAlgorithm::Sha256, DigestAlgorithm::Sha384, DigestAlgorithm::Sha512];
-        let algorithm = known.into_iter().find(|it| it.name() == name).ok_or(UNKNOWN_ALGORITHM)?;
+        let algorithm = DigestAlgorithm::ALL.into_iter().find(|algorithm| algorithm.name() == name);
+        let algorithm = algorithm.ok_or_else(|| PlainError::new("unsupported digest algorithm"))?;
         if hex.len() != algorithm.hex_length() {
-            return Err(WRONG_LENGTH);
+            return Err(PlainError::new("invalid checksum digest length"));
         }
         if !hex.bytes().all(is_lower_hex) {
-            return Err(NO_DIGEST);
+            return Err(no_digest());
         }
         Ok(Self { algorithm, text: text.into() })
     }
@@ -138,17 +134,17 @@ mod tests {
 
     #[test]
     fn digests_are_refused_by_the_first_rule_they_break() {
-        let hex = "ab".repeat(32);
+        let (hex, no_digest) = ("ab".repeat(32), "invalid checksum digest format");
         assert!(format!("sha256:{hex}").parse::<Digest>().is_ok());
         for (text, error) in [
-            (hex.clone(), NO_DIGEST),
-            (format!("SHA256:{hex}"), NO_DIGEST),
-            (format!("md5:{hex}"), UNKNOWN_ALGORITHM),
-            ("sha256:ab".to_owned(), WRONG_LENGTH),
-            (format!("sha256:{}", "AB".repeat(32)), NO_DIGEST),
-            (format!("sha256:{}", "/.".repeat(32)), NO_DIGEST),
+            (hex.clone(), no_digest),
+            (format!("SHA256:{hex}"), no_digest),
+            (format!("md5:{hex}"), "unsupported digest algorithm"),
+            ("sha256:ab".to_owned(), "invalid checksum digest length"),
+            (format!("sha256:{}", "AB".repeat(32)), no_digest),
+            (format!("sha256:{}", "/.".repeat(32)), no_digest),
         ] {
-            assert_eq!(text.parse::<Digest>(), Err(error), "{text}");
+            assert_eq!(text.parse::<Digest>(), Err(PlainError::new(error)), "{text}");
         }
     }
 

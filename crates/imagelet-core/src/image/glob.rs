@@ -2,24 +2,22 @@
 
 use std::fmt;
 
+use crate::text::PlainError;
+
 /// The maximum length of a pattern in bytes. No image name is longer.
 pub(crate) const GLOB_LENGTH_MAX: usize = 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Glob(String);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct GlobError(&'static str);
-
 impl Glob {
-    pub fn new(text: &str) -> Result<Self, GlobError> {
+    pub fn new(text: &str) -> Result<Self, PlainError> {
         if text.is_empty() {
-            Err(GlobError("an empty pattern covers nothing"))
+            Err(PlainError::new("an empty pattern covers nothing"))
         } else if text.len() > GLOB_LENGTH_MAX {
-            Err(GlobError("the pattern is longer than 1024 bytes"))
+            Err(PlainError::new("the pattern is longer than 1024 bytes"))
         } else if text.chars().any(|found| found.is_whitespace() || found.is_control()) {
-            Err(GlobError("the pattern has blanks or control characters in it"))
+            Err(PlainError::new("the pattern has blanks or control characters in it"))
         } else {
             Ok(Self(text.to_owned()))
         }

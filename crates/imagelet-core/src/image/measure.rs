@@ -4,6 +4,8 @@ use std::{fmt, ops::Add};
 
 use serde::{Deserialize, Serialize};
 
+use crate::text::PlainError;
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ByteSize(pub u64);
@@ -62,13 +64,10 @@ pub fn counted<N: fmt::Display + PartialEq + From<u8> + Copy>(number: N, noun: &
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Percent(u8);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not between 0 and 100")]
-pub struct PercentError(pub i64);
-
 impl Percent {
-    pub fn new(value: i64) -> Result<Self, PercentError> {
-        u8::try_from(value).ok().filter(|percent| *percent <= 100).map(Self).ok_or(PercentError(value))
+    pub fn new(value: i64) -> Result<Self, PlainError> {
+        let percent = u8::try_from(value).ok().filter(|percent| *percent <= 100);
+        percent.map(Self).ok_or_else(|| PlainError(format!("`{value}` is not between 0 and 100")))
     }
 
     pub fn get(self) -> u8 {
@@ -103,8 +102,10 @@ mod tests {
 
     #[test]
     fn a_percent_refuses_what_is_not_one() {
-        assert_eq!(Percent::new(101), Err(PercentError(101)));
-        assert_eq!(Percent::new(-1), Err(PercentError(-1)));
+        for value in [101, -1] {
+            let refused = Percent::new(value).unwrap_err().to_string();
+            assert_eq!(refused, format!("`{value}` is not between 0 and 100"));
+        }
         assert_eq!(Percent::new(100).map(Percent::get), Ok(100));
     }
 }

@@ -14,16 +14,16 @@ mod reference;
 use std::{cmp::Ordering, sync::Arc};
 
 pub use artifact::{ARTIFACT_TYPE_LABEL, Artifact};
-pub use digest::{Digest, DigestAlgorithm, DigestError};
+pub use digest::{Digest, DigestAlgorithm};
 pub use docker_hub::DOCKER_HUB_NAMES;
 pub use docker_hub::{DOCKER_HUB, DOCKER_HUB_HOST, is_docker_hub};
 pub(crate) use glob::{GLOB_LENGTH_MAX, glob_matches};
-pub use glob::{Glob, GlobError};
+pub use glob::Glob;
 pub use id::{ImageId, ImageKey};
 pub use lookup::{ImageNames, LookupError, look_up, split_names};
-pub use measure::{ByteSize, Percent, PercentError, counted};
+pub use measure::{ByteSize, Percent, counted};
 pub use pinned::PinnedNames;
-pub use platform::{Platform, PlatformError};
+pub use platform::Platform;
 pub use reference::{Reference, ReferenceError, default_tag, shown_name, trim_tag_and_digest};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]

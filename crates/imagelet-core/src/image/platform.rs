@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use crate::text::PlainError;
+
 /// `OS/ARCHITECTURE[/VARIANT]` in Go's words, as in image indexes.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Platform {
@@ -10,10 +12,6 @@ pub struct Platform {
     /// For example `v8`. `None`: the default variant of the architecture.
     pub variant: Option<String>,
 }
-
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is not OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT")]
-pub struct PlatformError(String);
 
 impl Platform {
     pub fn host() -> Self {
@@ -27,14 +25,14 @@ impl Platform {
 }
 
 impl FromStr for Platform {
-    type Err = PlatformError;
-    fn from_str(text: &str) -> Result<Self, PlatformError> {
+    type Err = PlainError;
+    fn from_str(text: &str) -> Result<Self, PlainError> {
         let parts: Vec<&str> = text.split('/').collect();
         let plain = |part: &&str| {
             !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
         if !(2..=3).contains(&parts.len()) || !parts.iter().all(plain) {
-            return Err(PlatformError(text.to_owned()));
+            return Err(PlainError(format!("`{text}` is not OS/ARCHITECTURE or OS/ARCHITECTURE/VARIANT")));
         }
         Ok(Self {
             os: parts[0].to_owned(),

@@ -3,9 +3,10 @@
 use std::{borrow::Cow, fmt, str::FromStr};
 
 use super::{
-    digest::{Digest, DigestError, is_lower_hex},
+    digest::{Digest, is_lower_hex},
     docker_hub::DOCKER_HUB,
 };
+use crate::text::PlainError;
 
 const PATH_LENGTH_MAX: usize = 255;
 const TAG_LENGTH_MAX: usize = 128;
@@ -23,49 +24,35 @@ pub struct Reference {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum ReferenceError {
-    #[error("invalid reference format")]
-    Format,
-    #[error("invalid reference format")]
-    Scheme { hint: String },
-    #[error("invalid reference format: repository name ({0}) must be lowercase")]
-    NameUppercase(String),
-    /// The repository has capital letters. Only [`trim_tag_and_digest`] returns this error.
-    #[error("repository name must be lowercase")]
-    Uppercase,
-    #[error("repository name must have at least one component")]
-    Empty,
-    #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
-    LooksLikeId(String),
-    #[error("repository name must not be more than {PATH_LENGTH_MAX} characters")]
-    TooLong,
-    #[error(transparent)]
-    Digest(#[from] DigestError),
+#[error("{message}")]
+pub struct ReferenceError {
+    message: String,
+    hint: Option<String>,
 }
 
 impl ReferenceError {
-    pub fn hint(&self) -> Option<&str> {
-        if let Self::Scheme { hint } = self { Some(hint) } else { None }
+    fn new(message: impl Into<String>) -> Self {
+        Self { message: message.into(), hint: None }
     }
 
-    /// Adds a hint to the format error of a text with a scheme. The hint repeats the text after the scheme only if it
-    /// is a reference, because any other text may contain a password.
-    fn with_scheme(self, text: &str) -> Self {
-        let is_scheme = |scheme: &&str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    pub fn hint(&self) -> Option<&str> {
+        self.hint.as_deref()
+    }
+
+    /// The format error, with a hint if `text` has a scheme. The hint repeats the text after the scheme only if it is a
+    /// reference, because any other text may contain a password.
+    fn format(text: &str) -> Self {
+        let is_scheme = |scheme: &str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let url = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty() && is_scheme(scheme));
+        let of_url = url.map(|(scheme, rest)| {
+            let name = rest.parse::<Reference>().map(|_| format!(": {rest}")).unwrap_or_default();
+            format!("a name has no scheme; leave out `{scheme}://`{name}")
+        });
         let place = text.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| PLACES.contains(scheme));
-        let hint = match (&self, url, place) {
-            (Self::Format, Some((scheme, rest)), _) => {
-                let name = rest.parse::<Reference>().map(|_| format!(": {rest}")).unwrap_or_default();
-                format!("a name has no scheme; leave out `{scheme}://`{name}")
-            }
-            (Self::Format, None, Some(place)) => {
-                format!("`{place}:` is a place of other tools; an image of an archive comes by imagelet import FILE")
-            }
-            _ => return self,
-        };
-        Self::Scheme { hint }
+        let of_place = place.map(|place| {
+            format!("`{place}:` is a place of other tools; an image of an archive comes by imagelet import FILE")
+        });
+        Self { hint: of_url.or(of_place), ..Self::new("invalid reference format") }
     }
 }
 
@@ -118,9 +105,9 @@ impl FromStr for Reference {
     /// Normalises the text: expands short names, and adds the tag `latest` if there is neither tag nor digest.
     fn from_str(text: &str) -> Result<Self, ReferenceError> {
         let full = full_name(text)?;
-        let parts = Parts::parse(&full).map_err(|error| error.with_scheme(text))?;
+        let parts = Parts::parse(&full, text)?;
         let tag = parts.tag.map(str::to_owned);
-        let digest = parts.digest.map(str::parse).transpose()?;
+        let digest = parts.digest.map(parse_digest).transpose()?;
         let tag = if tag.is_none() && digest.is_none() { Some(DEFAULT_TAG.to_owned()) } else { tag };
         Ok(Self { repository: parts.name.to_owned(), tag, digest })
     }
@@ -166,7 +153,7 @@ pub fn shown_name(text: &str) -> Cow<'_, str> {
 
 /// The text as the user wrote it, plus `:latest` if it has neither tag nor digest. Runtimes get this name.
 pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
-    Parts::parse(&full_name(text)?).map_err(|error| error.with_scheme(text))?;
+    Parts::parse(&full_name(text)?, text)?;
     // A valid name ends with its last path component. A colon after the last slash starts a tag.
     let last = text.rsplit('/').next().unwrap_or(text);
     let bare = !text.contains('@') && !last.contains(':');
@@ -175,24 +162,26 @@ pub fn default_tag(text: &str) -> Result<String, ReferenceError> {
 
 /// The text as the user wrote it, without tag and digest. Short names are not expanded.
 pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
-    match Parts::parse(text) {
-        Ok(parts) => Ok(parts.name),
-        Err(ReferenceError::Format) if text.is_empty() => Err(ReferenceError::Empty),
-        Err(ReferenceError::Format) if Parts::cut(&text.to_lowercase()).is_some() => Err(ReferenceError::Uppercase),
-        Err(error) => Err(error),
+    if text.is_empty() {
+        return Err(ReferenceError::new("repository name must have at least one component"));
     }
+    if Parts::cut(text).is_none() && Parts::cut(&text.to_lowercase()).is_some() {
+        return Err(ReferenceError::new("repository name must be lowercase"));
+    }
+    Parts::parse(text, "").map(|parts| parts.name)
 }
 
 /// The parts of a name with a domain. `None` for other texts. Does not allocate.
 pub(super) fn parts_of_full_name(text: &str) -> Option<Parts<'_>> {
     let Ok(Cow::Borrowed(full)) = full_name(text) else { return None };
-    Parts::parse(full).ok()
+    Parts::parse(full, "").ok()
 }
 
 /// The text with its domain, which the grammar requires. Does not allocate if the text already has a domain.
 fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     if text.len() == 64 && text.bytes().all(is_lower_hex) {
-        return Err(ReferenceError::LooksLikeId(text.to_owned()));
+        let what = format!("invalid repository name ({text}), cannot specify 64-byte hexadecimal strings");
+        return Err(ReferenceError::new(what));
     }
     let written = text.split_once('/').filter(|(head, _)| {
         *head == "localhost" || head.contains(['.', ':']) || head.bytes().any(|byte| byte.is_ascii_uppercase())
@@ -205,7 +194,8 @@ fn full_name(text: &str) -> Result<Cow<'_, str>, ReferenceError> {
     let folder = if domain == DOCKER_HUB && !remainder.contains('/') { DEFAULT_FOLDER } else { "" };
     let name_part = remainder.split(':').next().unwrap_or_default();
     if name_part.bytes().any(|byte| byte.is_ascii_uppercase()) {
-        return Err(ReferenceError::NameUppercase(format!("{folder}{name_part}")));
+        let what = format!("invalid reference format: repository name ({folder}{name_part}) must be lowercase");
+        return Err(ReferenceError::new(what));
     }
     if folder.is_empty() && written.is_some_and(|(head, _)| head == domain) {
         return Ok(Cow::Borrowed(text));
@@ -220,14 +210,14 @@ pub(super) struct Parts<'a> {
 }
 
 impl<'a> Parts<'a> {
-    fn parse(text: &'a str) -> Result<Self, ReferenceError> {
-        let parts = Self::cut(text).ok_or(ReferenceError::Format)?;
+    /// `written`: the text of the user, for the hint of an error; empty for no hint.
+    fn parse(text: &'a str, written: &str) -> Result<Self, ReferenceError> {
+        let parts = Self::cut(text).ok_or_else(|| ReferenceError::format(written))?;
         if split_domain(parts.name).1.len() > PATH_LENGTH_MAX {
-            return Err(ReferenceError::TooLong);
+            let what = format!("repository name must not be more than {PATH_LENGTH_MAX} characters");
+            return Err(ReferenceError::new(what));
         }
-        if let Some(digest) = parts.digest {
-            digest.parse::<Digest>()?;
-        }
+        parts.digest.map(parse_digest).transpose()?;
         Ok(parts)
     }
 
@@ -245,6 +235,10 @@ impl<'a> Parts<'a> {
     }
 }
 
+fn parse_digest(digest: &str) -> Result<Digest, ReferenceError> {
+    digest.parse().map_err(|PlainError(message)| ReferenceError::new(message))
+}
+
 fn is_name(name: &str) -> bool {
     let path = |path: &str| path.split('/').all(is_path_component);
     path(name) || name.split_once('/').is_some_and(|(domain, rest)| is_domain(domain) && path(rest))
@@ -259,25 +253,19 @@ fn split_domain(name: &str) -> (&str, &str) {
 }
 
 fn is_domain(domain: &str) -> bool {
-    let (host, port) = match domain.strip_prefix('[') {
-        Some(rest) => {
-            let Some((address, tail)) = rest.split_once(']') else { return false };
-            if address.is_empty() || !address.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':') {
-                return false;
-            }
-            match tail.strip_prefix(':') {
-                Some(port) => (None, Some(port)),
-                None if tail.is_empty() => (None, None),
-                None => return false,
-            }
-        }
-        None => match domain.split_once(':') {
-            Some((host, port)) => (Some(host), Some(port)),
-            None => (Some(domain), None),
-        },
+    let is_address = |address: &str| {
+        !address.is_empty() && address.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':')
     };
-    host.is_none_or(|host| host.split('.').all(is_domain_component))
-        && port.is_none_or(|port| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit()))
+    let (is_host, port) = match domain.strip_prefix('[').map(|rest| rest.split_once(']')) {
+        Some(Some((address, port))) => (is_address(address), port),
+        Some(None) => return false,
+        None => {
+            let (host, port) = domain.split_at(domain.find(':').unwrap_or(domain.len()));
+            (host.split('.').all(is_domain_component), port)
+        }
+    };
+    let is_number = |port: &str| !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
+    is_host && (port.is_empty() || port.strip_prefix(':').is_some_and(is_number))
 }
 
 fn is_domain_component(component: &str) -> bool {

@@ -32,7 +32,7 @@ pub use puller::{
     circuit_breaker::{CircuitScope, OpenCircuit},
     throttle::PullRate,
 };
-pub use request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy, PullPolicyError, PullSettings};
+pub use request::{Caller, EnsureRequest, Ensured, Origin, PullPolicy, PullSettings};
 pub use startup_latency::{ImageEnd, PodStarts, PullRecorder};
 pub use status::{HeldBack, ManagerStatus, PullClient, PullState, PullStatus, PullTurn, QueuePlace};
 

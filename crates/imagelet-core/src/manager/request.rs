@@ -10,6 +10,7 @@ use crate::{
     image::{ByteSize, ImageId, ImageKey, ImageSpec, Reference, ReferenceError},
     node_policy::NodePolicy,
     ports::PullRequest,
+    text::PlainError,
 };
 
 /// The maximum length of a recorded failure text, in bytes. The text comes from a registry or a runtime.
@@ -56,10 +57,6 @@ pub enum PullPolicy {
     Other(Arc<str>),
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("`{0}` is no pull policy; there are `Always`, `IfNotPresent` and `Never`")]
-pub struct PullPolicyError(String);
-
 impl PullPolicy {
     /// The default policy of an image: `Always` for the tag `latest`, written or defaulted, else `IfNotPresent`.
     pub fn default_for(image: &str) -> Result<Self, ReferenceError> {
@@ -83,13 +80,13 @@ impl PullPolicy {
 }
 
 impl FromStr for PullPolicy {
-    type Err = PullPolicyError;
+    type Err = PlainError;
 
-    fn from_str(text: &str) -> Result<Self, PullPolicyError> {
-        [Self::Always, Self::IfNotPresent, Self::Never]
-            .into_iter()
-            .find(|policy| policy.name() == text)
-            .ok_or_else(|| PullPolicyError(text.to_owned()))
+    fn from_str(text: &str) -> Result<Self, PlainError> {
+        let known = [Self::Always, Self::IfNotPresent, Self::Never].into_iter().find(|policy| policy.name() == text);
+        known.ok_or_else(|| {
+            PlainError(format!("`{text}` is no pull policy; there are `Always`, `IfNotPresent` and `Never`"))
+        })
     }
 }
 

@@ -306,20 +306,15 @@ impl fmt::Display for GoDuration {
     }
 }
 
-/// The text is not a duration. The message is Go's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("time: {0}")]
-pub struct DurationError(String);
-
-/// Parses `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`.
+/// Parses `2m30s`, `1.5h`, `-300ms` as strictly as Go's `time.ParseDuration`, with its error texts.
 impl FromStr for GoDuration {
-    type Err = DurationError;
+    type Err = PlainError;
 
-    fn from_str(text: &str) -> Result<Self, DurationError> {
+    fn from_str(text: &str) -> Result<Self, PlainError> {
         /// Maximum characters of an invalid text in the message.
         const SHOWN_MAX: usize = 128;
         let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
-        let invalid = || DurationError(format!("invalid duration {}", shown()));
+        let invalid = || PlainError(format!("time: invalid duration {}", shown()));
         let (negative, mut rest) = match text.strip_prefix('-') {
             Some(rest) => (true, rest),
             None => (false, text.strip_prefix('+').unwrap_or(text)),
@@ -345,11 +340,11 @@ impl FromStr for GoDuration {
             }
             let (unit, tail) = tail.split_at(tail.find(|c: char| c == '.' || c.is_ascii_digit()).unwrap_or(tail.len()));
             if unit.is_empty() {
-                return Err(DurationError(format!("missing unit in duration {}", shown())));
+                return Err(PlainError(format!("time: missing unit in duration {}", shown())));
             }
             let scale = unit_scale(unit).ok_or_else(|| {
                 let unit = quoted(&unit.chars().take(SHOWN_MAX).collect::<String>());
-                DurationError(format!("unknown unit {unit} in duration {}", shown()))
+                PlainError(format!("time: unknown unit {unit} in duration {}", shown()))
             })?;
             let whole: i128 = if whole.is_empty() { 0 } else { whole.parse::<u64>().map_err(|_| invalid())?.into() };
             total += whole * i128::from(scale) + fraction_of(fraction, scale);

@@ -11,8 +11,9 @@ use http::StatusCode;
 use imagelet_core::{
     credentials::Credential,
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
-    image::{ByteSize, Digest, DigestError, ImageId, Platform, Reference},
+    image::{ByteSize, Digest, ImageId, Platform, Reference},
     ports::{Patience, PullEvent, RegistryHost},
+    text::PlainError,
 };
 
 use tokio::time::Instant;
@@ -300,7 +301,7 @@ fn verified(
     if claimed.is_empty() {
         return Ok(wanted.cloned().unwrap_or_else(|| Digest::of(bytes)));
     }
-    let claimed: Digest = claimed.parse().map_err(|error: DigestError| {
+    let claimed: Digest = claimed.parse().map_err(|error: PlainError| {
         corrupt(format!("the registry calls it `{}`, which is no digest", printable(claimed))).caused_by(error)
     })?;
     verify(&claimed, bytes)?;

@@ -1,7 +1,7 @@
 //! The kubelet's options that `serve` accepts: some set a key, and the others do not concern images and are ignored.
 
 use clap::{Arg, ArgAction, ArgMatches, Command, builder::OsStringValueParser, parser::ValueSource};
-use imagelet_core::text::{DurationError, GoDuration};
+use imagelet_core::text::{GoDuration, PlainError};
 use serde_json::{Map, Value};
 
 use self::OptionKind::{Bool, Count, Duration, Gates, Number, Percent, Reference, Time, Uri};
@@ -128,7 +128,7 @@ impl OptionKind {
                 0 if self == Count => Value::Null,
                 number => number.into(),
             },
-            Duration | Time => match text.parse().map_err(|error: DurationError| error.to_string())? {
+            Duration | Time => match text.parse().map_err(|error: PlainError| error.to_string())? {
                 GoDuration(0) if self == Time => Value::Null,
                 duration => duration.to_string().into(),
             },

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use imagelet_core::{
     image::Percent,
-    text::{DurationError, GoDuration},
+    text::{GoDuration, PlainError},
 };
 use jiff::Timestamp;
 
@@ -19,7 +19,7 @@ pub(super) fn parse_log(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn parse_wait(text: &str) -> Result<Duration, String> {
-    let wait: GoDuration = text.parse().map_err(|error: DurationError| error.to_string())?;
+    let wait: GoDuration = text.parse().map_err(|error: PlainError| error.to_string())?;
     if wait.0 < 0 { Err(format!("`{text}` is below zero")) } else { Ok(wait.to_std()) }
 }
 

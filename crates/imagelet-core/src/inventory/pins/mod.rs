@@ -19,7 +19,7 @@ pub enum PinError {
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
     #[error(transparent)]
-    Glob(#[from] crate::image::GlobError),
+    Glob(#[from] crate::text::PlainError),
     #[error("neither a reference nor an id of 12 digits or more nor a glob")]
     NoName(#[from] crate::image::ReferenceError),
 }

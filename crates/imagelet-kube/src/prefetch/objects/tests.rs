@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use imagelet_core::image::{Reference, ReferenceError};
+use imagelet_core::image::Reference;
 use imagelet_vectors::vectors;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use regex_lite::Regex;
@@ -271,6 +271,9 @@ fn the_schema_accepts_each_reference_that_a_node_does_and_refuses_all_others_but
         "app@sha256:0",
     ];
     let given = cases.iter().map(|case| case["input"]["image"].as_str().expect("a text")).chain(written);
+    let is_counted = |error: &str| {
+        error.contains("cannot specify 64-byte hexadecimal strings") || error.contains("more than 255 characters")
+    };
     let mut counts = [0; 3];
     for image in given.filter(|image| image.len() <= REFERENCE_LENGTH_MAX) {
         let parsed = image.parse::<Reference>();
@@ -278,7 +281,7 @@ fn the_schema_accepts_each_reference_that_a_node_does_and_refuses_all_others_but
             (Ok(_), true) => counts[0] += 1,
             (Err(_), false) => counts[1] += 1,
             // A pattern does not count characters over several parts.
-            (Err(ReferenceError::LooksLikeId(_) | ReferenceError::TooLong), true) => counts[2] += 1,
+            (Err(error), true) if is_counted(&error.to_string()) => counts[2] += 1,
             (Err(error), true) => panic!("a node refuses `{image}`, and the schema does not: {error}"),
             (Ok(_), false) => panic!("the schema refuses `{image}`"),
         }
