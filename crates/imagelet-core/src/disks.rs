@@ -68,11 +68,19 @@ pub(crate) fn image_filesystem(reported: &ImageFilesystems) -> Result<&Filesyste
     reported.images.first().ok_or_else(|| PlainError::new("imageFs information is unavailable"))
 }
 
+/// Measures the disk on which the images are. `None`: this process cannot see their folder.
 pub(crate) fn image_disk(images: &FilesystemUsage, probe: &dyn DiskProbe) -> Result<Option<DiskUse>, PlainError> {
-    visible(probe, &images.mountpoint).map_err(|error| {
-        let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
-        PlainError(format!("{what}: {error}"))
-    })
+    match probe.look(&images.mountpoint) {
+        Ok(disk) => Ok(Some(disk)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            tracing::debug!(directory = %images.mountpoint.display(), "the image filesystem is not visible from here");
+            Ok(None)
+        }
+        Err(error) => {
+            let what = "get filesystem info: Failed to get the info of the filesystem with mountpoint";
+            Err(PlainError(format!("{what}: {error}")))
+        }
+    }
 }
 
 /// The file systems of images and of writable layers. `None`: the runtime does not report two mount points.
@@ -157,17 +165,6 @@ impl DiskProbe for StatVfs {
             inodes_free: Some(stat.f_ffree).filter(|_| stat.f_files > 0),
             ..DiskUse::of(bytes(stat.f_blocks), bytes(stat.f_bavail))
         })
-    }
-}
-
-/// Measures the disk on which the directory is. `None`: this process cannot see the directory.
-fn visible(probe: &dyn DiskProbe, directory: &Path) -> io::Result<Option<DiskUse>> {
-    match probe.look(directory) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            tracing::debug!(directory = %directory.display(), "the image filesystem is not visible from here");
-            Ok(None)
-        }
-        looked => looked.map(Some),
     }
 }
 
@@ -350,6 +347,7 @@ mod tests {
         let inside = directory.path().join("inside");
         std::fs::create_dir(&inside).unwrap();
         assert_eq!(StatVfs.look(&inside).unwrap().device, here.device);
-        assert_eq!(visible(&StatVfs, &directory.path().join("absent")).unwrap(), None);
+        let absent = FilesystemUsage::nothing(directory.path().join("absent"), SystemTime::UNIX_EPOCH);
+        assert_eq!(image_disk(&absent, &StatVfs).unwrap(), None);
     }
 }

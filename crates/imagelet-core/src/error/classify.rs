@@ -4,7 +4,7 @@ use std::{error::Error, io};
 
 use super::{
     error_class::{ErrorClass, Fault, Party, Stage},
-    runtime_error::{RuntimeError, RuntimeErrorKind},
+    runtime_error::{RuntimeError, RuntimeErrorKind, causes},
 };
 
 use ErrorClass as C;
@@ -142,17 +142,10 @@ fn of_kind(kind: RuntimeErrorKind) -> (ErrorClass, Stage) {
 impl RuntimeError {
     /// The fault that the error or a cause recorded; else by a disk error among the causes; else by kind and text.
     pub fn fault(&self) -> Fault {
-        let mut next: Option<&(dyn Error + 'static)> = Some(self);
-        let mut guessed = None;
-        while let Some(error) = next {
-            if let Some(fault) = error.downcast_ref::<Self>().and_then(|error| error.fault.as_deref()) {
-                return fault.clone();
-            }
-            let met = error.downcast_ref::<io::Error>();
-            guessed = guessed.or_else(|| met.and_then(|error| from_disk(self.kind(), error)));
-            next = error.source();
-        }
-        guessed.unwrap_or_else(|| from_text(self.kind(), &self.chain()))
+        let recorded = |error: &(dyn Error + 'static)| error.downcast_ref::<Self>()?.fault.as_deref().cloned();
+        let of_disk = |error: &(dyn Error + 'static)| from_disk(self.kind(), error.downcast_ref()?);
+        let known = causes(self).find_map(recorded).or_else(|| causes(self).find_map(of_disk));
+        known.unwrap_or_else(|| from_text(self.kind(), &self.chain()))
     }
 }
 

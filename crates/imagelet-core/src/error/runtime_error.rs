@@ -1,6 +1,6 @@
 //! The error of a store or runtime call.
 
-use std::error::Error;
+use std::{error::Error, iter::successors};
 
 use super::error_class::Fault;
 
@@ -96,13 +96,8 @@ impl RuntimeError {
     /// Whether the registry is unavailable: unreachable, overloaded or broken. A rejection, an untrusted certificate
     /// and a failure after the tag was resolved are not outages.
     pub fn is_outage(&self) -> bool {
-        let mut is_one = self.kind == RuntimeErrorKind::RegistryUnavailable && !self.no_outage;
-        let mut cause = self.source();
-        while let Some(error) = cause {
-            is_one &= !error.downcast_ref::<Self>().is_some_and(|error| error.no_outage);
-            cause = error.source();
-        }
-        is_one
+        let mut known = causes(self).filter_map(|error| error.downcast_ref::<Self>());
+        self.kind == RuntimeErrorKind::RegistryUnavailable && known.all(|error| !error.no_outage)
     }
 
     /// A copy with all causes in its message. Each client of a shared pull gets a copy.
@@ -136,13 +131,12 @@ impl From<tokio::task::JoinError> for RuntimeError {
     }
 }
 
-pub(crate) fn error_chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        cause = error.source();
-    }
-    text
+/// The error, its cause, the cause of that, and so on.
+pub(crate) fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    successors(Some(error), |error| error.source())
+}
+
+/// The message and all its causes in one line.
+pub(crate) fn error_chain(error: &(dyn Error + 'static)) -> String {
+    causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

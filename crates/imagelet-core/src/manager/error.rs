@@ -5,11 +5,11 @@ use std::{borrow::Cow, error::Error, fmt, sync::Arc};
 use super::{ended_pods::PodEnd, request::EnsureRequest};
 use crate::{
     credentials::KeyringError,
-    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, error_chain},
+    error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage, causes, error_chain},
     events::PodIdentity,
     image::{ReferenceError, shown_name},
     records::RecordsError,
-    text::quoted,
+    text::{named_enum, quoted},
 };
 
 /// An error with a [`reason`](Self::reason) for the pod status and a [`class`](Self::class) for programs.
@@ -34,21 +34,13 @@ pub(super) enum Cause {
     Pull(PullFailure, Arc<RuntimeError>),
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PullFailure {
-    RegistryUnavailable,
-    SignatureInvalid,
-    Other,
-}
-
-impl PullFailure {
-    /// The reason in the pod status. Runtimes report this failure to the kubelet with the same text as a prefix.
-    fn reason(self) -> &'static str {
-        match self {
-            Self::RegistryUnavailable => "RegistryUnavailable",
-            Self::SignatureInvalid => "SignatureValidationFailed",
-            Self::Other => "ErrImagePull",
-        }
+named_enum! {
+    /// The name is the reason in the pod status. Runtimes report the failure to the kubelet with the name as a prefix.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum PullFailure {
+        RegistryUnavailable = "RegistryUnavailable",
+        SignatureInvalid = "SignatureValidationFailed",
+        Other = "ErrImagePull",
     }
 }
 
@@ -99,20 +91,19 @@ impl EnsureError {
     /// Without it, only the first letters of the text decide, as in the kubelet.
     pub(crate) fn from_pull(image: &str, source: Arc<RuntimeError>, is_stable: bool) -> Self {
         let text = source.chain();
-        let is = |kind, failure: PullFailure| match text.strip_prefix(failure.reason()) {
-            _ if is_stable && source.kind() == kind => true,
-            Some(rest) => !is_stable || !rest.starts_with(char::is_alphanumeric),
-            None => false,
+        let is = |failure: &PullFailure| match (failure, source.kind(), text.strip_prefix(failure.name())) {
+            (PullFailure::Other, ..) => true,
+            (PullFailure::RegistryUnavailable, RuntimeErrorKind::RegistryUnavailable, _)
+            | (PullFailure::SignatureInvalid, RuntimeErrorKind::SignatureInvalid, _)
+                if is_stable =>
+            {
+                true
+            }
+            (.., Some(rest)) => !is_stable || !rest.starts_with(char::is_alphanumeric),
+            (.., None) => false,
         };
-        let failure = if is(RuntimeErrorKind::RegistryUnavailable, PullFailure::RegistryUnavailable) {
-            PullFailure::RegistryUnavailable
-        } else if is(RuntimeErrorKind::SignatureInvalid, PullFailure::SignatureInvalid) {
-            PullFailure::SignatureInvalid
-        } else {
-            PullFailure::Other
-        };
-        let cause = Cause::Pull(failure, source);
-        Self::new(image, cause, is_stable)
+        let failure = PullFailure::ALL.into_iter().find(is).unwrap_or(PullFailure::Other);
+        Self::new(image, Cause::Pull(failure, source), is_stable)
     }
 
     pub(super) fn pod_ended(request: &EnsureRequest, end: PodEnd) -> Self {
@@ -133,7 +124,7 @@ impl EnsureError {
             Cause::Inspect(_) => "ImageInspectError",
             Cause::NeverPull => "ErrImageNeverPull",
             Cause::HeldBack(_) => "ImagePullBackOff",
-            Cause::Pull(failure, _) => failure.reason(),
+            Cause::Pull(failure, _) => failure.name(),
             Cause::Credentials(_) | Cause::Intent(_) => "ErrImagePull",
         })
     }
@@ -165,7 +156,7 @@ impl EnsureError {
                     _ => "the signature validation failed",
                 };
                 let text = source.chain();
-                let rest = text.strip_prefix(failure.reason());
+                let rest = text.strip_prefix(failure.name());
                 let rest = rest.map_or_else(|| format!(": {text}"), str::to_owned);
                 format!("image pull failed for {image} because {what}{rest}")
             }
@@ -233,10 +224,7 @@ impl EnsureError {
 }
 
 fn raw_intent_text(source: &RecordsError) -> String {
-    let mut cause: &dyn Error = source;
-    while let Some(deeper) = cause.source() {
-        cause = deeper;
-    }
+    let cause = causes(source).last().map(ToString::to_string).unwrap_or_default();
     format!("failed to record image pull intent: {cause}")
 }
 

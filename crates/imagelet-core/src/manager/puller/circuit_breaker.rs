@@ -273,12 +273,8 @@ impl Circuit {
     }
 
     fn refusal(&self, key: &ScopedKey, now: Instant) -> Option<OpenCircuit> {
-        let until = self.until?;
-        let probes = self.probe.is_some_and(|since| now.saturating_duration_since(since) < PROBE_MAX);
-        if now >= until && !probes {
-            return None;
-        }
-        self.opened(key, now)
+        let is_probed = self.probe.is_some_and(|since| now.saturating_duration_since(since) < PROBE_MAX);
+        self.opened(key, now).filter(|open| is_probed || !open.remaining.is_zero())
     }
 
     /// The circuit if it is open, with or without a running probe.

@@ -119,9 +119,7 @@ impl Puller {
             let (puller, work) = (Arc::clone(self), work.clone());
             async move {
                 puller.wait(&place, &work).await;
-                let number = place.ticket.number();
-                let running = RunningPull { puller, number, work, progress, clients, is_over: false };
-                running.run().await
+                RunningPull { puller, number: place.ticket, work, progress, clients, is_over: false }.run().await
             }
             .boxed()
         };

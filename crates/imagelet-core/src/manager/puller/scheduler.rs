@@ -25,6 +25,7 @@ use crate::{
         status::{PullState, PullTurn, QueuePlace},
     },
     metrics::Metrics,
+    text::PlainError,
 };
 
 /// The maximum number of waiting pulls. Only a client that requests in a loop reaches it: a node has some hundred pods.
@@ -51,26 +52,10 @@ pub(super) struct Request {
     pub(super) is_limited: bool,
 }
 
-/// The number of a pull; never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct Ticket(u64);
-
-impl Ticket {
-    /// The number in the status of the pull; numbers start at 1.
-    pub(super) fn number(self) -> u64 {
-        self.0 + 1
-    }
-}
+/// The number of a pull, from 1; never reused.
+pub(super) type Ticket = u64;
 
 type Rank = (Reverse<i32>, Ticket);
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum QueueFull {
-    #[error("{WAITING_MAX} pulls are waiting; the limit is {WAITING_MAX}")]
-    All,
-    #[error("{WAITING_OF_TENANT_MAX} pulls of the namespace are waiting; the limit is {WAITING_OF_TENANT_MAX}")]
-    OfTenant,
-}
 
 pub(super) struct Scheduler {
     state: Mutex<SchedulerState>,
@@ -80,7 +65,7 @@ pub(super) struct Scheduler {
 struct SchedulerState {
     policy: Policy,
     throttle: Option<Throttle>,
-    next: u64,
+    last: Ticket,
     waiting: BTreeMap<Rank, Waiting>,
     running: HashMap<Ticket, Running>,
     /// The pull at the head of the queue, and the time at which it gets its token. Only this pull wakes up then.
@@ -119,7 +104,7 @@ impl Scheduler {
         let state = SchedulerState {
             policy,
             throttle,
-            next: 0,
+            last: 0,
             waiting: BTreeMap::new(),
             running: HashMap::new(),
             alarm: None,
@@ -127,17 +112,18 @@ impl Scheduler {
         Self { state: Mutex::new(state), metrics }
     }
 
-    pub(super) fn enter(self: &Arc<Self>, request: Request) -> Result<Place, QueueFull> {
+    pub(super) fn enter(self: &Arc<Self>, request: Request) -> Result<Place, PlainError> {
         let mut state = locked(&self.state);
         if state.waiting.len() >= WAITING_MAX {
-            return Err(QueueFull::All);
+            return Err(PlainError(format!("{WAITING_MAX} pulls are waiting; the limit is {WAITING_MAX}")));
         }
         let of_tenant = state.waiting.values().filter(|waiting| waiting.request.tenant == request.tenant);
         if of_tenant.count() >= WAITING_OF_TENANT_MAX {
-            return Err(QueueFull::OfTenant);
+            let max = WAITING_OF_TENANT_MAX;
+            return Err(PlainError(format!("{max} pulls of the namespace are waiting; the limit is {max}")));
         }
-        let ticket = Ticket(state.next);
-        state.next += 1;
+        state.last += 1;
+        let ticket = state.last;
         let (now, wake) = (Instant::now(), Arc::new(Notify::new()));
         let rank = state.policy.rank(request.priority, ticket);
         state.waiting.insert(rank, Waiting { request, is_small: false, since: now, wake: Arc::clone(&wake) });

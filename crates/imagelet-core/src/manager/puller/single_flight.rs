@@ -21,7 +21,7 @@ use tokio::{
 };
 
 use super::{
-    scheduler::{Place, QueueFull, Request, Scheduler, Ticket},
+    scheduler::{Place, Request, Scheduler, Ticket},
     work::{Outcome, Pulled, Work},
 };
 use crate::{
@@ -33,6 +33,7 @@ use crate::{
         status::{PullClient, PullStatus},
     },
     ports::{PullProgress, PullRequest, PullWatcher},
+    text::PlainError,
 };
 
 type PullFuture = BoxFuture<'static, Outcome>;
@@ -132,7 +133,7 @@ impl SingleFlight {
         work: &Work,
         request: Request,
         begin: impl FnOnce(Place, watch::Sender<PullProgress>, PullClients) -> PullFuture,
-    ) -> Result<Subscription<T>, QueueFull> {
+    ) -> Result<Subscription<T>, PlainError> {
         let (key, priority) = (self.key(work), request.priority);
         let EnsureRequest { pull: PullRequest { pod, .. }, caller, .. } = &work.request;
         let client = PullClient { pod: pod.clone(), caller: *caller, since: Instant::now() };
@@ -174,21 +175,19 @@ impl SingleFlight {
     pub(super) fn status(&self) -> Vec<PullStatus> {
         let (table, mut states) = (locked(&self.table), self.scheduler.states());
         let status = |(key, pull): (&PullKey, &Pull)| {
-            let turn = states.remove(&pull.ticket)?;
-            let row = PullStatus {
-                number: pull.ticket.number(),
+            Some(PullStatus {
+                number: pull.ticket,
                 image: key.image.image.clone(),
                 pod: pull.pod.clone(),
-                turn,
+                turn: states.remove(&pull.ticket)?,
                 clients: locked(&pull.clients).clone(),
                 priority: pull.priority,
                 progress: pull.progress.borrow().clone(),
-            };
-            Some((pull.ticket, row))
+            })
         };
-        let mut pulls: Vec<(Ticket, PullStatus)> = table.by_key.iter().filter_map(status).collect();
-        pulls.sort_by_key(|(ticket, pull)| (pull.turn.since, *ticket));
-        pulls.into_iter().map(|(_, pull)| pull).collect()
+        let mut pulls: Vec<PullStatus> = table.by_key.iter().filter_map(status).collect();
+        pulls.sort_by_key(|pull| (pull.turn.since, pull.number));
+        pulls
     }
 
     fn forget(&self, key: &PullKey, ticket: Ticket, is_over: impl FnOnce(&Pull) -> bool) {
