@@ -10,7 +10,11 @@ use std::{
 
 use tokio::sync::broadcast;
 
-use crate::{lock::locked, text::named_enum};
+use crate::{
+    error::{ErrorClass, Stage},
+    lock::locked,
+    text::named_enum,
+};
 
 /// Maximum length of a stored message in bytes. A runtime's error text has no limit.
 const MESSAGE_LENGTH_MAX: usize = 8 * 1024;
@@ -29,13 +33,7 @@ pub struct Event {
     pub note: Option<String>,
     pub subject: EventSubject,
     /// The class and stage of the failure, for programs, because `message` has the kubelet's text.
-    pub cause: Option<EventCause>,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct EventCause {
-    pub class: &'static str,
-    pub stage: &'static str,
+    pub cause: Option<(ErrorClass, Stage)>,
 }
 
 named_enum! {
@@ -124,7 +122,7 @@ impl EventSink for LogEvents {
                 tracing::info!(reason = event.reason, subject = %event.subject, "{}", event.message);
             }
             EventKind::Warning => {
-                let (class, stage) = (event.cause.map(|cause| cause.class), event.cause.map(|cause| cause.stage));
+                let (class, stage) = event.cause.map(|(class, stage)| (class.name(), stage.name())).unzip();
                 tracing::warn!(reason = event.reason, subject = %event.subject, class, stage, "{}", event.message);
             }
         }

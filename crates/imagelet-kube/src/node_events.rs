@@ -6,7 +6,7 @@ use std::{collections::HashMap, time::Duration};
 
 use imagelet_core::{
     error::{ErrorClass, Stage},
-    events::{Event, EventCause, EventKind, EventSubject, LogEvents},
+    events::{Event, EventKind, EventSubject, LogEvents},
     image::Reference,
     printable::one_line,
 };
@@ -151,7 +151,7 @@ pub(crate) fn failure_event(
         message,
         note: Some(format!("{what} from registry `{}`: {class} at {stage}", shown(&registry))),
         subject: EventSubject::Node,
-        cause: Some(EventCause { class: class.name(), stage: stage.name() }),
+        cause: Some((class, stage)),
     }
 }
 

@@ -133,7 +133,7 @@ impl From<tokio::task::JoinError> for RuntimeError {
 
 /// The error, its cause, the cause of that, and so on.
 pub(crate) fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
-    successors(Some(error), |error| error.source())
+    successors(Some(error), |&error| error.source())
 }
 
 /// The message and all its causes in one line.

@@ -47,13 +47,6 @@ pub(super) struct PodsView {
     waiting: Vec<WaitingPod>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct RequestEnd {
-    pub(super) why: PodEnd,
-    /// `true`: another pod waits for the image, so the pull gets its usual grace. `false`: the pull ends at once.
-    pub(super) is_awaited: bool,
-}
-
 impl PodsView {
     fn change(&mut self, changes: PodChanges) {
         for (uid, end) in changes.ended {
@@ -71,11 +64,14 @@ impl PodsView {
         self.waiting = changes.waiting;
     }
 
-    /// The end of a request of this pod. `None`: the pod has not ended. `image` is normalised.
-    fn decide(&self, uid: &str, image: Option<&Reference>) -> Option<RequestEnd> {
-        let (_, why) = *self.ended.get(uid)?;
+    fn end_of(&self, uid: &str) -> Option<PodEnd> {
+        self.ended.get(uid).map(|(_, end)| *end)
+    }
+
+    /// Whether another pod waits for the image, so that a pull gets its usual grace. `image` is normalised.
+    fn is_awaited(&self, image: Option<&Reference>) -> bool {
         let is_image = |name: &Arc<str>| name.parse::<Reference>().is_ok_and(|name| Some(&name.canonical()) == image);
-        Some(RequestEnd { why, is_awaited: self.waiting.iter().flat_map(|pod| &pod.images).any(is_image) })
+        self.waiting.iter().flat_map(|pod| &pod.images).any(is_image)
     }
 }
 
@@ -106,26 +102,24 @@ pub(super) struct PodBond {
 
 impl PodBond {
     pub(super) fn end(&self) -> Option<PodEnd> {
-        self.view.borrow().decide(&self.uid, None).map(|end| end.why)
+        self.view.borrow().end_of(&self.uid)
     }
 
     pub(super) async fn ended(self) -> PodEnd {
-        self.until(|_| true).await
-    }
-
-    pub(super) async fn unwanted(self) {
-        self.until(|end| !end.is_awaited).await;
-    }
-
-    async fn until(self, is_over: fn(&RequestEnd) -> bool) -> PodEnd {
-        let Self { mut view, uid, image } = self;
-        let end = |view: &PodsView| view.decide(&uid, image.as_ref()).filter(is_over);
-        if let Ok(view) = view.wait_for(|view| end(view).is_some()).await
-            && let Some(end) = end(&view)
-        {
-            return end.why;
+        let Self { mut view, uid, .. } = self;
+        match view.wait_for(|view| view.end_of(&uid).is_some()).await.ok().and_then(|view| view.end_of(&uid)) {
+            Some(end) => end,
+            None => std::future::pending().await,
         }
-        std::future::pending().await
+    }
+
+    /// Returns when the pod has ended and no other pod waits for the image.
+    pub(super) async fn unwanted(self) {
+        let Self { mut view, uid, image } = self;
+        let is_over = |view: &PodsView| view.end_of(&uid).is_some() && !view.is_awaited(image.as_ref());
+        if view.wait_for(is_over).await.is_err() {
+            std::future::pending::<()>().await;
+        }
     }
 }
 
@@ -148,7 +142,7 @@ mod tests {
 
     fn end_of(view: &PodsView, uid: &str) -> Option<(PodEnd, bool)> {
         let image = "app:v1".parse::<Reference>().unwrap().canonical();
-        view.decide(uid, Some(&image)).map(|end| (end.why, end.is_awaited))
+        view.end_of(uid).map(|end| (end, view.is_awaited(Some(&image))))
     }
 
     #[test]

@@ -174,7 +174,10 @@ fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
         if sequence == sequences.len() {
             sequences.push(Vec::new());
         }
-        let same = |step: &&mut Step| is_same(&images[step[0]], &images[image]);
+        let same = |step: &&mut Step| {
+            let first = &images[step[0]];
+            (&first.image, &first.policy) == (&images[image].image, &images[image].policy)
+        };
         match sequences[sequence].iter_mut().find(same) {
             Some(step) => step.push(image),
             None => sequences[sequence].push(vec![image]),
@@ -186,10 +189,6 @@ fn plan(images: &[PodImage], in_parallel: bool) -> Vec<Vec<Step>> {
 /// The normalised name, or the text itself if the name is invalid.
 fn full_name(image: &str) -> String {
     image.parse::<Reference>().map_or_else(|_| image.to_owned(), |reference| reference.canonical().to_string())
-}
-
-fn is_same(one: &PodImage, other: &PodImage) -> bool {
-    one.image == other.image && one.policy == other.policy
 }
 
 /// Returns the image whose failure blocks this image; a pure function. The kubelet requests the image of a container

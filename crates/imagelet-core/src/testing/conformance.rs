@@ -87,7 +87,7 @@ async fn a_pulled_image_is_listed_at_once(service: &dyn ImageService, images: &P
             "progress begins with the manifest: {events:?}"
         );
     }
-    let listed: Vec<Arc<Image>> = list(service).await.into_iter().filter(|image| image.id == id).collect();
+    let listed: Vec<Arc<Image>> = list(service).await.iter().filter(|image| image.id == id).cloned().collect();
     assert_eq!(listed.len(), 1, "an image is listed once");
     assert_eq!(listed[0].tags, std::slice::from_ref(&images.first), "a pulled image has the tag it was pulled by");
     assert!(listed[0].size.0 > 0, "a size is never zero");
@@ -221,7 +221,7 @@ async fn layers_of_each_image_are_reported(service: &dyn ImageService, images: &
     let graph = store.layers().await.unwrap_or_else(|error| panic!("layers: {}", error.chain()));
     assert_eq!(graph.is_some(), images.reports_layers);
     let Some(graph) = graph else { return };
-    for image in list(service).await {
+    for image in list(service).await.iter() {
         let parts = graph.parts(&image.id).unwrap_or_else(|| panic!("{} has parts", image.id));
         assert!(parts.count() > 0, "{} has parts", image.id);
     }

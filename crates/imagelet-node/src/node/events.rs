@@ -82,8 +82,8 @@ fn line(recorded: RecordedEvent) -> EventLine {
         kind: event.kind.name().into(),
         reason: event.reason.into(),
         message: event.message,
-        class: cause.map(|cause| cause.class.into()).unwrap_or_default(),
-        hop: cause.map(|cause| cause.stage.into()).unwrap_or_default(),
+        class: cause.map(|(class, _)| class.to_string()).unwrap_or_default(),
+        hop: cause.map(|(_, stage)| stage.to_string()).unwrap_or_default(),
         ..line
     }))
 }

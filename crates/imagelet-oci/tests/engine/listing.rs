@@ -16,7 +16,7 @@ use super::{
 /// The list, which status and a second list have to agree with.
 async fn list(engine: &Engine) -> Listing {
     let whole = engine.list(None).await.expect("a list");
-    for image in &whole {
+    for image in whole.iter() {
         let found = engine.status(&ImageSpec::new(image.id.as_str())).await.expect("a status");
         assert_eq!(found.as_ref(), Some(&**image));
         let listed = engine.list(Some(&ImageSpec::new(image.tags[0].as_str()))).await.expect("a list");

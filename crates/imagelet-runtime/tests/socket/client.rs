@@ -324,7 +324,7 @@ async fn list_asked(input: &Value) -> Value {
     let result = client.list(None).await;
     let calls = std::mem::take(&mut *asked.lock().unwrap());
     let error = result.as_ref().err().map(ToString::to_string);
-    let ids = result.ok().map(|images| images.into_iter().map(|image| image.id.to_string()).collect::<Vec<_>>());
+    let ids = result.ok().map(|images| images.iter().map(|image| image.id.to_string()).collect::<Vec<_>>());
     let _ = client.list(None).await;
     let streams_after = asked.lock().unwrap()[0] == "StreamImages";
     json!({"calls": calls, "images": ids, "error": error, "streaming_after": streams_after})

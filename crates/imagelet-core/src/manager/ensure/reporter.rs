@@ -1,8 +1,8 @@
 //! Reports the events of one request, and the startup latency of its pod.
 
 use crate::{
-    error::Fault,
-    events::{Event, EventCause, EventKind, EventSubject, PodIdentity},
+    error::{ErrorClass, Fault, Stage},
+    events::{Event, EventKind, EventSubject, PodIdentity},
     manager::{EnsureRequest, ImageEnd, ImageManager, ManagerReports},
 };
 
@@ -23,8 +23,7 @@ impl Reporter {
     }
 
     pub(super) fn warning(&self, reason: &'static str, message: String, fault: &Fault) {
-        let cause = EventCause { class: fault.class.name(), stage: fault.stage.name() };
-        self.event(EventKind::Warning, reason, message, Some(cause));
+        self.event(EventKind::Warning, reason, message, Some((fault.class, fault.stage)));
     }
 
     /// Reports a warning that is no failure, so it has no class and no stage.
@@ -32,7 +31,7 @@ impl Reporter {
         self.event(EventKind::Warning, reason, message, None);
     }
 
-    fn event(&self, kind: EventKind, reason: &'static str, message: String, cause: Option<EventCause>) {
+    fn event(&self, kind: EventKind, reason: &'static str, message: String, cause: Option<(ErrorClass, Stage)>) {
         self.reports.events.record(Event { kind, reason, message, note: None, subject: self.subject.clone(), cause });
     }
 

@@ -10,7 +10,7 @@
 use std::{
     collections::HashMap,
     fs::File,
-    io::{self, Read as _},
+    io,
     path::{Path, PathBuf},
     sync::Mutex,
     time::{Duration, SystemTime, UNIX_EPOCH},
@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     bounded_map::make_room,
-    durable::{create_folder, replace_file},
+    durable::{create_folder, read_at_most, replace_file},
     image::ImageId,
     lock::locked,
     text::file_time,
@@ -120,16 +120,11 @@ fn line((subject, (image, at)): (&Subject, &(ImageId, SystemTime))) -> NameLine 
 }
 
 fn read(path: &Path) -> io::Result<HashMap<Subject, (ImageId, SystemTime)>> {
-    let mut bytes = Vec::new();
-    match File::open(path) {
-        Ok(file) => file.take(FILE_LENGTH_MAX + 1).read_to_end(&mut bytes)?,
+    let file = match File::open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(HashMap::new()),
-        Err(error) => return Err(error),
+        opened => opened?,
     };
-    if bytes.len() as u64 > FILE_LENGTH_MAX {
-        return Err(io::ErrorKind::FileTooLarge.into());
-    }
-    let lines: Vec<NameLine> = serde_json::from_slice(&bytes)?;
+    let lines: Vec<NameLine> = serde_json::from_slice(&read_at_most(file, FILE_LENGTH_MAX)?)?;
     let entry = |line: NameLine| Some((line.subject, (ImageId::new(line.image), file_time(line.verified_at)?)));
     Ok(lines.into_iter().take(NAMES_MAX).filter_map(entry).collect())
 }

@@ -33,7 +33,7 @@ use super::{
 };
 use crate::{
     error::{ErrorClass, Party, RuntimeError, RuntimeErrorKind},
-    events::{Event, EventCause, EventKind, EventSubject},
+    events::{Event, EventKind, EventSubject},
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
     lock::locked,
     node_policy::NodePolicy,
@@ -160,7 +160,7 @@ impl Puller {
                         message: open.opening(fault.stage),
                         note: None,
                         subject: EventSubject::Node,
-                        cause: Some(EventCause { class: fault.class.name(), stage: fault.stage.name() }),
+                        cause: Some((fault.class, fault.stage)),
                     });
                 }
             }

@@ -153,7 +153,7 @@ async fn every_vector_of_the_runtime_layer_holds() {
                 }
                 let listed = runtime.list(None).await;
                 assert_eq!(listed.is_err(), is_error, "{name}");
-                for image in listed.unwrap_or_default() {
+                for image in listed.unwrap_or_default().iter() {
                     let known = texts(&expected["ids_unordered"]).contains(&image.id.to_string());
                     assert!(known || expected["pinned"][image.id.as_str()] == image.pinned, "{name}: {image:?}");
                 }

@@ -283,7 +283,7 @@ async fn a_failure_says_what_went_wrong_and_where_and_is_counted_by_it() {
     assert_eq!((error.class(), error.stage()), (ErrorClass::HostNotFound, Stage::Dns));
     assert_eq!(error.message(), text, "the kubelet's words stay");
     let failed = node.events.recent().pop().expect("it was reported").event;
-    let cause = failed.cause.map(|cause| (cause.class, cause.stage));
+    let cause = failed.cause.map(|(class, stage)| (class.name(), stage.name()));
     assert_eq!((failed.reason, cause), ("Failed", Some(("host-not-found", "dns"))));
     assert_eq!(node.ensure(&request("reg.io/app:v1")).await.unwrap_err().class(), ErrorClass::HeldBack);
     let counted = |class, stage| node.metrics.value(&meters::FAILURES, &[class, stage]);

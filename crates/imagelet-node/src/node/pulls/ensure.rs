@@ -255,8 +255,8 @@ impl Listening {
                 reason: recorded.event.reason.into(),
                 message: recorded.event.message,
                 field: field_path.to_string(),
-                class: recorded.event.cause.map(|cause| cause.class.into()).unwrap_or_default(),
-                hop: recorded.event.cause.map(|cause| cause.stage.into()).unwrap_or_default(),
+                class: recorded.event.cause.map(|(class, _)| class.to_string()).unwrap_or_default(),
+                hop: recorded.event.cause.map(|(_, stage)| stage.to_string()).unwrap_or_default(),
             });
         }
     }
