@@ -44,6 +44,12 @@ pub enum MetricKind {
     Histogram(&'static [f64]),
 }
 
+impl MetricKind {
+    fn bounds(self) -> &'static [f64] {
+        if let Self::Histogram(bounds) = self { bounds } else { &[] }
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct Metrics {
     families: Mutex<BTreeMap<&'static str, Registered>>,
@@ -52,18 +58,16 @@ pub struct Metrics {
 #[derive(Debug)]
 struct Registered {
     family: &'static Family,
-    series: BTreeMap<Vec<String>, Value>,
+    series: BTreeMap<Vec<String>, Series>,
 }
 
-#[derive(Debug)]
-enum Value {
-    Number(f64),
-    /// The number of observations at or below each bound.
-    Histogram {
-        buckets: Vec<u64>,
-        sum: f64,
-        count: u64,
-    },
+#[derive(Debug, Default)]
+struct Series {
+    /// The value of a counter or gauge, or the sum of a histogram.
+    value: f64,
+    /// The number of observations, and of those at or below each bound. Only a histogram has them.
+    count: u64,
+    buckets: Vec<u64>,
 }
 
 impl Metrics {
@@ -76,14 +80,12 @@ impl Metrics {
         let mut families = locked(&self.families);
         let registered = registered(&mut families, family);
         if family.labels.is_empty() {
-            registered.value(&[]);
+            registered.series(&[]);
         }
     }
 
     pub fn add(&self, family: &'static Family, labels: &[&str], amount: f64) {
-        if let Value::Number(number) = registered(&mut locked(&self.families), family).value(labels) {
-            *number += amount;
-        }
+        registered(&mut locked(&self.families), family).series(labels).value += amount;
     }
 
     pub fn increment(&self, family: &'static Family, labels: &[&str]) {
@@ -91,9 +93,7 @@ impl Metrics {
     }
 
     pub fn set(&self, family: &'static Family, labels: &[&str], value: f64) {
-        if let Value::Number(number) = registered(&mut locked(&self.families), family).value(labels) {
-            *number = value;
-        }
+        registered(&mut locked(&self.families), family).series(labels).value = value;
     }
 
     pub fn clear(&self, family: &'static Family) {
@@ -101,25 +101,22 @@ impl Metrics {
     }
 
     pub fn observe(&self, family: &'static Family, labels: &[&str], observed: f64) {
-        let MetricKind::Histogram(bounds) = family.kind else { return };
-        if let Value::Histogram { buckets, sum, count } = registered(&mut locked(&self.families), family).value(labels)
-        {
-            for (bucket, bound) in buckets.iter_mut().zip(bounds) {
-                *bucket += u64::from(observed <= *bound);
-            }
-            *sum += observed;
-            *count += 1;
+        let mut families = locked(&self.families);
+        let series = registered(&mut families, family).series(labels);
+        for (bucket, bound) in series.buckets.iter_mut().zip(family.kind.bounds()) {
+            *bucket += u64::from(observed <= *bound);
         }
+        series.value += observed;
+        series.count += 1;
     }
 
     /// The value of a counter or gauge, or the count of a histogram. Zero before the first update.
     pub fn value(&self, family: &'static Family, labels: &[&str]) -> f64 {
         let key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
-        match locked(&self.families).get(family.name).and_then(|registered| registered.series.get(&key)) {
-            Some(Value::Number(number)) => *number,
-            Some(Value::Histogram { count, .. }) => *count as f64,
-            None => 0.0,
-        }
+        let families = locked(&self.families);
+        let series = families.get(family.name).and_then(|registered| registered.series.get(&key));
+        let is_histogram = matches!(family.kind, MetricKind::Histogram(_));
+        series.map_or(0.0, |series| if is_histogram { series.count as f64 } else { series.value })
     }
 
     /// All families in Prometheus' text format, sorted by name.
@@ -137,40 +134,36 @@ fn registered<'a>(families: &'a mut BTreeMap<&'static str, Registered>, family: 
 }
 
 impl Registered {
-    fn value(&mut self, labels: &[&str]) -> &mut Value {
+    fn series(&mut self, labels: &[&str]) -> &mut Series {
         debug_assert_eq!(labels.len(), self.family.labels.len(), "{}: a value for each label", self.family.name);
         let mut key: Vec<String> = labels.iter().map(|&label| label.to_owned()).collect();
         if self.series.len() >= SERIES_MAX && !self.series.contains_key(&key) {
             key = vec![OVERFLOW.to_owned(); self.family.labels.len()];
         }
-        let kind = self.family.kind;
-        self.series.entry(key).or_insert_with(|| match kind {
-            MetricKind::Counter | MetricKind::Gauge => Value::Number(0.0),
-            MetricKind::Histogram(bounds) => Value::Histogram { buckets: vec![0; bounds.len()], sum: 0.0, count: 0 },
-        })
+        let buckets = self.family.kind.bounds().len();
+        self.series.entry(key).or_insert_with(|| Series { buckets: vec![0; buckets], ..Series::default() })
     }
 
     fn render(&self, text: &mut String) -> fmt::Result {
         let Family { name, help, kind, labels } = self.family;
-        let (word, bounds): (&str, &[f64]) = match kind {
-            MetricKind::Counter => ("counter", &[]),
-            MetricKind::Gauge => ("gauge", &[]),
-            MetricKind::Histogram(bounds) => ("histogram", bounds),
+        let word = match kind {
+            MetricKind::Counter => "counter",
+            MetricKind::Gauge => "gauge",
+            MetricKind::Histogram(_) => "histogram",
         };
         writeln!(text, "# HELP {name} {}", help.replace('\\', "\\\\").replace('\n', "\\n"))?;
         writeln!(text, "# TYPE {name} {word}")?;
-        for (values, value) in &self.series {
-            match value {
-                Value::Histogram { buckets, sum, count } => {
-                    for (bound, below) in bounds.iter().zip(buckets) {
-                        writeln!(text, "{name}_bucket{} {below}", Labels(labels, values, Some(&bound.to_string())))?;
-                    }
-                    writeln!(text, "{name}_bucket{} {count}", Labels(labels, values, Some("+Inf")))?;
-                    writeln!(text, "{name}_sum{} {sum}", Labels(labels, values, None))?;
-                    writeln!(text, "{name}_count{} {count}", Labels(labels, values, None))?;
-                }
-                Value::Number(number) => writeln!(text, "{name}{} {number}", Labels(labels, values, None))?,
+        for (values, Series { value, count, buckets }) in &self.series {
+            if word != "histogram" {
+                writeln!(text, "{name}{} {value}", Labels(labels, values, None))?;
+                continue;
             }
+            for (bound, below) in kind.bounds().iter().zip(buckets) {
+                writeln!(text, "{name}_bucket{} {below}", Labels(labels, values, Some(&bound.to_string())))?;
+            }
+            writeln!(text, "{name}_bucket{} {count}", Labels(labels, values, Some("+Inf")))?;
+            writeln!(text, "{name}_sum{} {value}", Labels(labels, values, None))?;
+            writeln!(text, "{name}_count{} {count}", Labels(labels, values, None))?;
         }
         Ok(())
     }
