@@ -77,7 +77,6 @@ pub struct ManagerReports {
 }
 
 impl Default for ManagerReports {
-    /// Reports that write events to the log, and have no recorder and no decision log.
     fn default() -> Self {
         let (events, decisions) = (Arc::new(LogEvents::new(NonZeroUsize::MIN)), Arc::new(AuditLog::off()));
         Self { events, metrics: Arc::default(), recorder: None, decisions }
@@ -135,11 +134,9 @@ impl ImageManager {
         }
     }
 
-    /// Ensures that an image is present and that the client may use it. Pulls the image if the policy requires a pull.
-    /// If the image is removed in the meantime, the steps run again, so a returned image is present. A drop of the
-    /// future frees the queue slot and cancels the pull, unless other clients wait for the pull. For a kubelet's
-    /// request, the end of its pod does the same. The intent of a cancelled pull stays until the records check the
-    /// image.
+    /// Ensures that an image is present and that the client may use it. If the image is removed in the meantime, the
+    /// steps run again, so a returned image is present. A drop of the future frees the queue slot and cancels the pull,
+    /// unless other clients wait for the pull. For a kubelet's request, the end of its pod does the same.
     pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         // Only a kubelet's request ends with its pod. The look-ahead drops the requests of an ended pod itself.
         if !request.caller.is_client() {
@@ -188,7 +185,8 @@ impl ImageManager {
             })
             .collect();
         held_back.sort_by(|a, b| (a.remaining, &a.image, &a.pod_uid).cmp(&(b.remaining, &b.image, &b.pod_uid)));
-        ManagerStatus { pulls: self.puller.status(), held_back, open_circuits: self.puller.open_circuits(now) }
+        let open_circuits = locked(&self.puller.circuits).open(now);
+        ManagerStatus { pulls: self.puller.status(), held_back, open_circuits }
     }
 
     /// The current version, the waiting and running pulls, and the pulls that ended after `version` (for 0, no pulls).

@@ -3,6 +3,8 @@
 
 use std::sync::OnceLock;
 
+use tokio::sync::OnceCell;
+
 use super::Ensuring;
 use crate::{
     credentials::{CredentialSource, HostCredentials, Keyring, KeyringError, PullCredentials, TrackedCredential},
@@ -15,7 +17,7 @@ use crate::{
 #[derive(Debug, Default)]
 pub(super) struct RequestCredentials {
     own: OnceLock<Result<FoundCredentials, KeyringError>>,
-    all: OnceLock<Result<FoundCredentials, KeyringError>>,
+    all: OnceCell<Result<FoundCredentials, KeyringError>>,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -27,11 +29,7 @@ pub(super) struct FoundCredentials {
 
 impl Ensuring<'_> {
     pub(super) async fn credentials(&self) -> Result<&FoundCredentials, EnsureError> {
-        if self.credentials.all.get().is_none() {
-            let found = self.find_credentials().await;
-            self.credentials.all.get_or_init(|| found);
-        }
-        let found = self.credentials.all.get().expect("it was set above");
+        let found = self.credentials.all.get_or_init(|| self.find_credentials()).await;
         found.as_ref().map_err(|error| self.error(Cause::Credentials(error.clone())))
     }
 

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 
 pub use self::stale_use::StaleUse;
 use self::{
@@ -36,7 +36,7 @@ use crate::{
     inventory::{PullCost, UseReport},
     lock::locked,
     metrics::Metrics,
-    ports::{PullEstimate, PullRequest, PullRoute, PullWatcher},
+    ports::{PullEstimate, PullProgress, PullRequest, PullRoute, PullWatcher},
     records::{CheckResult, Intent},
     text::{quoted, whole_milliseconds},
 };
@@ -172,12 +172,7 @@ impl<'a> Ensuring<'a> {
         Ensured::new(key, spec, Origin::AlreadyPresent, message)
     }
 
-    async fn pull(
-        &self,
-        spec: ImageSpec,
-        reference: Reference,
-        watcher: PullWatcher,
-    ) -> Result<Ensured, EnsureError> {
+    async fn pull(&self, spec: ImageSpec, reference: Reference, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         let image = self.request.image();
         let FoundCredentials { credentials, missing } = self.credentials().await?;
         let policy = self.manager.policy();
@@ -209,35 +204,32 @@ impl<'a> Ensuring<'a> {
         self.reporter.normal("Pulling", format!("Pulling image {}", quoted(image)));
         let began = Instant::now();
         let act = |code, why| self.request.act(&key.canonical, code, began.elapsed(), why);
-        let mut progress = None;
+        let completion = |progress| Completion {
+            intent: Some(intent),
+            credentials: credentials.clone(),
+            reporter: self.reporter.clone(),
+            bond: self.manager.ended_pods.bond(self.request),
+            act: act(ActCode::PullGivenUp, String::new()),
+            progress,
+            image: image.to_owned(),
+            began,
+        };
         let (outcome, completion) = match self.manager.puller.pull(&work) {
             Ok(subscription) => {
-                progress = Some(subscription.progress.clone());
-                let completion = Completion {
-                    intent: Some(intent),
-                    credentials: work.credentials,
-                    reporter: self.reporter.clone(),
-                    bond: self.manager.ended_pods.bond(self.request),
-                    act: act(ActCode::PullGivenUp, String::new()),
-                    progress: subscription.progress.clone(),
-                    image: image.to_owned(),
-                    began,
-                };
+                let completion = completion(subscription.progress.clone());
                 let subscription = subscription.on_complete(completion, Completion::conclude, Completion::unwanted);
-                let (outcome, completion) = subscription.outcome(&watcher).await;
-                (outcome, Ok(completion))
+                subscription.outcome(&watcher).await
             }
-            Err(refused) => (Err(refused), Err(intent)),
+            Err(refused) => (Err(refused), Some(completion(watch::channel(PullProgress::default()).1))),
         };
-        let progress = || progress.as_ref().map(|progress| progress.borrow().clone()).unwrap_or_default();
+        let progress = completion.as_ref().map(|completion| completion.progress.borrow().clone()).unwrap_or_default();
         let failure = match outcome {
             Ok(pulled) => {
-                if let Ok(Some(completion)) = completion {
+                if let Some(completion) = completion {
                     completion.fulfil(&pulled).await;
                 }
                 self.succeeded(&key);
                 self.remember_resolved(&work.reference, &spec, pulled.key.id()).await;
-                let progress = progress();
                 let why = progress.route.as_ref().map(ToString::to_string).unwrap_or_default();
                 if let Some(PullRoute::ForwardedArtifact(_)) = progress.route {
                     self.reporter.notice("ArtifactForwarded", format!("Image {}: {why}", quoted(image)));
@@ -248,7 +240,7 @@ impl<'a> Ensuring<'a> {
             }
             Err(failure) => failure,
         };
-        let intent = completion.map_or_else(Some, |completion| completion.and_then(Completion::failed));
+        let intent = completion.and_then(Completion::failed);
         let intent = intent.filter(|_| !policy.access.keeps_doubtful_intents || !is_doubtful(failure.kind()));
         // A look-ahead starts no container, so it needs no stale image.
         if self.request.caller != Caller::LookAhead
@@ -261,7 +253,7 @@ impl<'a> Ensuring<'a> {
         self.reporter.warning("Failed", message, &failure.fault());
         self.reporter.finished(ImageEnd::Failed);
         let mut act = act(ActCode::PullFailed, failure.chain());
-        act.details.hosts = progress().traffic.hosts;
+        act.details.hosts = progress.traffic.hosts;
         self.manager.parts.reports.decisions.act(act);
         self.withdraw(intent).await;
         let error = EnsureError::from_pull(image, with_causes(failure, missing), policy.pods.stable_reasons);

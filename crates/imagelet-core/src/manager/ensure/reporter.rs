@@ -26,7 +26,6 @@ impl Reporter {
         self.event(EventKind::Warning, reason, message, Some((fault.class, fault.stage)));
     }
 
-    /// Reports a warning that is no failure, so it has no class and no stage.
     pub(super) fn notice(&self, reason: &'static str, message: String) {
         self.event(EventKind::Warning, reason, message, None);
     }
@@ -36,14 +35,10 @@ impl Reporter {
     }
 
     pub(super) fn pull_started(&self) {
-        if let Some(recorder) = &self.reports.recorder {
-            recorder.pull_started(&self.pod);
-        }
+        self.reports.recorder.iter().for_each(|recorder| recorder.pull_started(&self.pod));
     }
 
     pub(super) fn finished(&self, end: ImageEnd) {
-        if let Some(recorder) = &self.reports.recorder {
-            recorder.image_finished(&self.pod, end);
-        }
+        self.reports.recorder.iter().for_each(|recorder| recorder.image_finished(&self.pod, end));
     }
 }

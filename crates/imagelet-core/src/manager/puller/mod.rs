@@ -21,7 +21,7 @@ use tokio::{
 pub(super) use self::work::{Pulled, Work};
 use self::{
     circuit_breaker::{Circuits, OpenCircuit},
-    scheduler::{Place, Policy, Request, Scheduler},
+    scheduler::{Place, Request, Scheduler},
     single_flight::{PullClients, SingleFlight, Subscription},
     throttle::Throttle,
     work::Outcome,
@@ -54,7 +54,7 @@ pub(crate) struct Puller {
     /// Rejects pulls above the rate. `None`: there is no rate, or the queue waits for the rate.
     throttle: Option<Mutex<Throttle>>,
     estimates: Semaphore,
-    circuits: Mutex<Circuits>,
+    pub(super) circuits: Mutex<Circuits>,
     reports: ManagerReports,
     policy: NodePolicy,
     ended: Mutex<EndedPulls>,
@@ -75,11 +75,8 @@ impl Puller {
         // With a burst of 0 no token ever comes, so pulls are rejected and do not wait.
         let refuses = !policy.pulls.waits_for_rate || settings.rate.is_some_and(|rate| rate.burst == 0);
         let (refusing, waiting) = if refuses { (throttle, None) } else { (None, throttle) };
-        let scheduler = Arc::new(Scheduler::new(
-            Policy { slots, is_fifo: !policy.pulls.prioritized_queue },
-            waiting,
-            Arc::clone(&parts.reports.metrics),
-        ));
+        let is_fifo = !policy.pulls.prioritized_queue;
+        let scheduler = Arc::new(Scheduler::new(slots, is_fifo, waiting, Arc::clone(&parts.reports.metrics)));
         Self {
             runtime: parts.runtime.clone(),
             pulls: Arc::new(SingleFlight::new(scheduler, settings.grace, policy.pulls.shared_pulls)),
@@ -106,10 +103,6 @@ impl Puller {
             return locked(&self.circuits).check_closed(&key, now);
         }
         locked(&self.circuits).admit(&key, now)
-    }
-
-    pub(crate) fn open_circuits(&self, now: Instant) -> Vec<OpenCircuit> {
-        locked(&self.circuits).open(now)
     }
 
     pub(crate) fn pull<T: Send + 'static>(self: &Arc<Self>, work: &Work) -> Result<Subscription<T>, Arc<RuntimeError>> {

@@ -39,12 +39,6 @@ const SMALL_MAX: ByteSize = ByteSize(64 << 20);
 /// The maximum number of running pulls without slot. A node of 110 pods does not fetch more images at once.
 const UNLIMITED_MAX: usize = 128;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Policy {
-    pub(super) slots: Option<usize>,
-    pub(super) is_fifo: bool,
-}
-
 #[derive(Clone, Debug)]
 pub(super) struct Request {
     pub(super) tenant: Arc<str>,
@@ -63,7 +57,9 @@ pub(super) struct Scheduler {
 }
 
 struct SchedulerState {
-    policy: Policy,
+    /// `None`: no limit.
+    slots: Option<usize>,
+    is_fifo: bool,
     throttle: Option<Throttle>,
     last: Ticket,
     waiting: BTreeMap<Rank, Waiting>,
@@ -100,15 +96,9 @@ pub(super) struct Place {
 }
 
 impl Scheduler {
-    pub(super) fn new(policy: Policy, throttle: Option<Throttle>, metrics: Arc<Metrics>) -> Self {
-        let state = SchedulerState {
-            policy,
-            throttle,
-            last: 0,
-            waiting: BTreeMap::new(),
-            running: HashMap::new(),
-            alarm: None,
-        };
+    pub(super) fn new(slots: Option<usize>, is_fifo: bool, throttle: Option<Throttle>, metrics: Arc<Metrics>) -> Self {
+        let (waiting, running) = (BTreeMap::new(), HashMap::new());
+        let state = SchedulerState { slots, is_fifo, throttle, last: 0, waiting, running, alarm: None };
         Self { state: Mutex::new(state), metrics }
     }
 
@@ -125,7 +115,7 @@ impl Scheduler {
         state.last += 1;
         let ticket = state.last;
         let (now, wake) = (Instant::now(), Arc::new(Notify::new()));
-        let rank = state.policy.rank(request.priority, ticket);
+        let rank = state.rank(request.priority, ticket);
         state.waiting.insert(rank, Waiting { request, is_small: false, since: now, wake: Arc::clone(&wake) });
         self.start_all(&mut state, now);
         Ok(Place { scheduler: Arc::clone(self), ticket, wake })
@@ -160,7 +150,7 @@ impl Scheduler {
         let Some(mut waiting) = state.waiting.remove(&rank) else { return };
         waiting.request.priority = waiting.request.priority.max(priority);
         waiting.request.is_limited &= is_limited;
-        let rank = state.policy.rank(waiting.request.priority, ticket);
+        let rank = state.rank(waiting.request.priority, ticket);
         state.waiting.insert(rank, waiting);
         self.start_all(&mut state, Instant::now());
     }
@@ -192,13 +182,11 @@ impl Scheduler {
     }
 }
 
-impl Policy {
-    fn rank(self, priority: i32, ticket: Ticket) -> Rank {
+impl SchedulerState {
+    fn rank(&self, priority: i32, ticket: Ticket) -> Rank {
         (Reverse(if self.is_fifo { 0 } else { priority }), ticket)
     }
-}
 
-impl SchedulerState {
     fn next_start(&self) -> Option<(Rank, Slot)> {
         let first = |suits: fn(&Waiting) -> bool| self.waiting.iter().find(|(_, it)| suits(it)).map(|(rank, _)| *rank);
         let running = |slot| self.running.values().filter(move |running| running.slot == slot);
@@ -207,11 +195,11 @@ impl SchedulerState {
         {
             return Some((rank, Slot::Unlimited));
         }
-        if self.policy.slots.is_none_or(|slots| running(Slot::Limited).count() < slots) {
+        if self.slots.is_none_or(|slots| running(Slot::Limited).count() < slots) {
             return first(|waiting| waiting.request.is_limited).map(|rank| (rank, Slot::Limited));
         }
         let is_full = running(Slot::SmallExtra).count() >= SMALL_EXTRA_MAX;
-        if self.policy.is_fifo || is_full || running(Slot::Limited).any(|running| running.is_small) {
+        if self.is_fifo || is_full || running(Slot::Limited).any(|running| running.is_small) {
             return None;
         }
         first(|waiting| waiting.request.is_limited && waiting.is_small).map(|rank| (rank, Slot::SmallExtra))
@@ -275,7 +263,7 @@ mod tests {
     }
 
     fn scheduler(slots: usize, is_fifo: bool) -> Arc<Scheduler> {
-        Arc::new(Scheduler::new(Policy { slots: Some(slots), is_fifo }, None, Arc::default()))
+        Arc::new(Scheduler::new(Some(slots), is_fifo, None, Arc::default()))
     }
 
     fn enter(scheduler: &Arc<Scheduler>, priority: i32) -> Place {

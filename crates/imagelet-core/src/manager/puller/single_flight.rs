@@ -80,7 +80,6 @@ struct Pull {
 }
 
 impl Pull {
-    /// Whether the last owner of the pull, a client or a grace, is gone.
     fn has_ended(&self) -> bool {
         self.future.upgrade().is_none()
     }
@@ -138,38 +137,31 @@ impl SingleFlight {
         let EnsureRequest { pull: PullRequest { pod, .. }, caller, .. } = &work.request;
         let client = PullClient { pod: pod.clone(), caller: *caller, since: Instant::now() };
         let mut table = locked(&self.table);
-        let subscription = |key, ticket, pull, progress| Subscription {
-            pulls: Arc::clone(self),
-            key,
-            ticket,
-            client: client.clone(),
-            pull: Some(pull),
-            progress,
-            on_complete: None,
-        };
-        if let Some(pull) = table.by_key.get_mut(&key)
-            && let Some(future) = pull.future.upgrade()
-        {
+        let joined = table.by_key.get_mut(&key).and_then(|pull| Some((pull.future.upgrade()?, pull)));
+        let (ticket, future, progress) = if let Some((future, pull)) = joined {
             locked(&pull.clients).push(client.clone());
             pull.priority = pull.priority.max(priority);
             self.scheduler.raise(pull.ticket, priority, request.is_limited);
-            return Ok(subscription(key, pull.ticket, future, pull.progress.clone()));
-        }
-        let (place, (sender, progress)) = (self.scheduler.enter(request)?, watch::channel(PullProgress::default()));
-        let (ticket, clients) = (place.ticket, Arc::new(Mutex::new(vec![client.clone()])));
-        let pull = begin(place, sender, Arc::clone(&clients));
-        let (pulls, key_of_pull) = (Arc::clone(self), key.clone());
-        let future = async move {
-            let outcome = pull.await;
-            // A later client does not join an ended pull. It starts a new pull to get a current result.
-            pulls.forget(&key_of_pull, ticket, |_| true);
-            outcome
+            (pull.ticket, future, pull.progress.clone())
+        } else {
+            let (place, (sender, progress)) = (self.scheduler.enter(request)?, watch::channel(PullProgress::default()));
+            let (ticket, clients) = (place.ticket, Arc::new(Mutex::new(vec![client.clone()])));
+            let pull = begin(place, sender, Arc::clone(&clients));
+            let (pulls, key_of_pull) = (Arc::clone(self), key.clone());
+            let future = async move {
+                let outcome = pull.await;
+                // A later client does not join an ended pull. It starts a new pull to get a current result.
+                pulls.forget(&key_of_pull, ticket, |_| true);
+                outcome
+            };
+            let future = future.boxed().shared();
+            let weak = future.downgrade().expect("a future that was not polled is not done");
+            let pull = Pull { ticket, future: weak, progress: progress.clone(), pod: pod.clone(), clients, priority };
+            table.by_key.insert(key.clone(), pull);
+            (ticket, future, progress)
         };
-        let future = future.boxed().shared();
-        let weak = future.downgrade().expect("a future that was not polled is not done");
-        let pull = Pull { ticket, future: weak, progress: progress.clone(), pod: pod.clone(), clients, priority };
-        table.by_key.insert(key.clone(), pull);
-        Ok(subscription(key, ticket, future, progress))
+        let (pulls, pull) = (Arc::clone(self), Some(future));
+        Ok(Subscription { pulls, key, ticket, client, pull, progress, on_complete: None })
     }
 
     pub(super) fn status(&self) -> Vec<PullStatus> {

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     error::RuntimeError,
     image::{ByteSize, ImageId, ImageKey},
-    manager::{EnsureRequest, PullPolicy, puller::scheduler::Policy},
+    manager::{EnsureRequest, PullPolicy},
     testing::{
         dice::Dice,
         interleavings::{InterleavedStory, explore_all_orders, explore_random_order, step},
@@ -169,8 +169,7 @@ fn client(log: &SharedLog, pulls: &Arc<SingleFlight>, setup: Setup, client: Clie
 
 fn story(setup: Setup, clients: &[Client]) -> InterleavedStory {
     let log = SharedLog::default();
-    let policy = Policy { slots: Some(setup.slots), is_fifo: false };
-    let scheduler = Arc::new(Scheduler::new(policy, None, Arc::default()));
+    let scheduler = Arc::new(Scheduler::new(Some(setup.slots), false, None, Arc::default()));
     let pulls = Arc::new(SingleFlight::new(Arc::clone(&scheduler), setup.grace, true));
     let tasks = clients.iter().map(|it| client(&log, &pulls, setup, *it)).collect();
     let invariant = {
