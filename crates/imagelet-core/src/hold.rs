@@ -36,9 +36,7 @@ named_enum! {
         Memory = "memory",
         /// One of the slots in which layers are fetched.
         Place = "place",
-        /// The fetch of a layer that both pulls need.
         Layer = "layer",
-        /// Space on the disk that other pulls have reserved.
         Space = "space",
     }
 }

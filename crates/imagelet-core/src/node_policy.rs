@@ -1,6 +1,8 @@
 //! The switches for deviations from the kubelet: one value, set once from the configuration. `docs/compatibility.md`
 //! lists the deviations. The code reads single switches, never the value as a whole.
 
+#![expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
+
 /// One switch for each deviation from the kubelet. `false` is the kubelet's behaviour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodePolicy {
@@ -12,7 +14,6 @@ pub struct NodePolicy {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PullRules {
     /// On: pulls wait by priority, and a few small pulls run above the slot limit. Off: pulls wait by arrival.
     pub prioritized_queue: bool,
@@ -31,7 +32,6 @@ pub struct PullRules {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct AccessRules {
     /// On: Docker configurations are read as in Docker, with identity tokens and helpers. Off: as in the kubelet.
     pub docker_keyring: bool,
@@ -48,7 +48,6 @@ pub struct AccessRules {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct PodRules {
     /// On: waiting reasons are fixed words; messages have image and cause. Off: some reasons are raw error texts.
     pub stable_reasons: bool,
@@ -71,7 +70,6 @@ pub struct InventoryRules {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[expect(clippy::struct_excessive_bools, reason = "each rule is on or off, whatever the others are")]
 pub struct GcRules {
     /// On: the disk is measured before all removals. Off: it is measured after the removals by age, if none failed.
     pub measures_first: bool,

@@ -47,9 +47,7 @@ enum Part {
 /// The users that can change a file or the contents of a folder.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exposure {
-    /// User id of the owner.
     Owner(u32),
-    /// Group id.
     Group(u32),
     Everyone,
 }
@@ -146,7 +144,6 @@ pub fn check(path: &Path, file: impl AsFd) -> io::Result<()> {
     }
 }
 
-/// Rejects a program that other users can change or replace.
 pub(crate) fn check_program(path: &Path) -> io::Result<()> {
     // `O_PATH` also opens a program that has only execute permission.
     check(path, rustix::fs::open(path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty())?)

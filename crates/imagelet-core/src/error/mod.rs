@@ -7,5 +7,5 @@ mod runtime_error;
 pub use classify::kind_of_pull_text;
 
 pub use error_class::{ErrorClass, Fault, Party, Stage};
-pub(crate) use runtime_error::{causes, error_chain};
 pub use runtime_error::{RuntimeError, RuntimeErrorKind};
+pub(crate) use runtime_error::{causes, error_chain};

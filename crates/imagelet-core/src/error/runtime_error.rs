@@ -9,7 +9,6 @@ use super::error_class::Fault;
 pub enum RuntimeErrorKind {
     /// The name is malformed, empty or ambiguous.
     InvalidArgument,
-    /// The registry does not have the image.
     NotFound,
     /// The registry rejects the credential, or requires one.
     Denied,
@@ -136,7 +135,6 @@ pub(crate) fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item
     successors(Some(error), |&error| error.source())
 }
 
-/// The message and all its causes in one line.
 pub(crate) fn error_chain(error: &(dyn Error + 'static)) -> String {
     causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

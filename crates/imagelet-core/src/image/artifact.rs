@@ -9,7 +9,6 @@ use crate::printable::{printable, printable_start};
 pub const ARTIFACT_TYPE_LABEL: &str = "dev.imagelet.artifact.type";
 const DIGEST_LABEL: &str = "dev.imagelet.artifact.digest";
 const FILES_LABEL: &str = "dev.imagelet.artifact.files";
-/// A media type has at most 255 bytes.
 const TYPE_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -22,7 +21,6 @@ pub struct Artifact {
 }
 
 impl Artifact {
-    /// The labels of the image that the runtime gets for this artifact.
     pub fn labels(&self) -> BTreeMap<String, String> {
         let [kind, digest, files] = [ARTIFACT_TYPE_LABEL, DIGEST_LABEL, FILES_LABEL].map(str::to_owned);
         let shown = printable_start(&self.kind, TYPE_BYTES_MAX);

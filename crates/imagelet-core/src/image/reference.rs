@@ -253,9 +253,8 @@ fn split_domain(name: &str) -> (&str, &str) {
 }
 
 fn is_domain(domain: &str) -> bool {
-    let is_address = |address: &str| {
-        !address.is_empty() && address.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':')
-    };
+    let is_address =
+        |address: &str| !address.is_empty() && address.bytes().all(|byte| byte.is_ascii_hexdigit() || byte == b':');
     let (is_host, port) = match domain.strip_prefix('[').map(|rest| rest.split_once(']')) {
         Some(Some((address, port))) => (is_address(address), port),
         Some(None) => return false,

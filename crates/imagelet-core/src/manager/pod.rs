@@ -93,8 +93,7 @@ impl ImageManager {
     /// request. Without [`PodRules::parallel_pod_images`](crate::node_policy::PodRules::parallel_pod_images) all
     /// requests run in sequence, and a failed init container or volume blocks later images.
     ///
-    /// Both callbacks get the index of an image and must not block: `watcher` creates the watcher of its request, and
-    /// `finished` receives its result. A drop of the future cancels all requests, as with [`ImageManager::ensure`].
+    /// Both callbacks get the index of an image and must not block. A drop of the future cancels all requests.
     pub async fn ensure_pod(
         &self,
         request: &PodRequest,

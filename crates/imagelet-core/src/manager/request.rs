@@ -101,27 +101,22 @@ impl fmt::Display for PullPolicy {
 pub enum Caller {
     #[default]
     Pod,
-    /// The node, for a pod that has not requested the image yet. A look-ahead is never the probe of an open circuit. A
-    /// failure starts no back-off. A circuit counts a failure only if the registry requests a wait, so that the pod's
-    /// own request is not delayed.
+    /// The node, for a pod that has not requested the image yet. Its failures must not delay the pod's own request.
     LookAhead,
-    /// A command of an operator, for no pod. No back-off and no open circuit delays a command. The result also applies
-    /// to the pods that wait for the same image.
+    /// A command of an operator, for no pod. No back-off and no open circuit delays it. Its result also applies to the
+    /// pods that wait for the same image.
     Command,
-    /// A prefetch for an `ImageSet`, for no pod. An open circuit delays a prefetch. The result changes no back-off of a
-    /// pod. A prefetch is not counted as a use of the image.
+    /// A prefetch for an `ImageSet`, for no pod. It is not counted as a use of the image.
     Prefetch {
         /// Whether the node's credentials are tried after the pull secrets. `false`: only the secrets are tried.
         own_credentials: bool,
     },
-    /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. Its own
-    /// failures never delay its requests. The client may use a present image only if a record permits it. Equal
-    /// requests share a pull.
+    /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. It may use a
+    /// present image only if a record permits it.
     Client {
         /// Whether the node's credentials are used if the client sends none. `false`: such a request is anonymous.
         own_credentials: bool,
-        /// Whether the client's pulls wait for the slots and the rate of [`PullSettings`]. `false`: the client limits
-        /// its pulls itself, and some hundred of them run at once.
+        /// Whether the client's pulls wait for the slots and the rate of [`PullSettings`].
         is_limited: bool,
     },
 }

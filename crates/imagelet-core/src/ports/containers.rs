@@ -51,7 +51,6 @@ pub enum SandboxImage {
     Named(String),
     /// The sandbox exists, and the runtime does not report its image.
     Unknown,
-    /// The sandbox does not exist.
     Gone,
 }
 

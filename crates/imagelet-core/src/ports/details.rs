@@ -71,7 +71,6 @@ pub struct PulledLayer {
     pub media_type: String,
 }
 
-/// Reads a digest. `None`: the text is empty or no valid digest.
 fn digest_if_known<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Digest>, D::Error> {
     Ok(String::deserialize(deserializer)?.parse().ok())
 }
@@ -185,7 +184,6 @@ pub fn chain_ids<'a>(diff_ids: impl IntoIterator<Item = &'a Digest>) -> Vec<Dige
 pub struct JsonText(String);
 
 impl JsonText {
-    /// Wraps a text. `None`: the text is too long or not a JSON object.
     pub fn new(text: impl Into<String>) -> Option<Self> {
         let text = text.into();
         let is_one = text.len() <= CONFIG_BYTES_MAX
@@ -213,7 +211,6 @@ impl fmt::Debug for JsonText {
 pub struct Members<'a>(#[serde(borrow)] BTreeMap<String, &'a RawValue>);
 
 impl<'a> Members<'a> {
-    /// Parses a text. `None`: the text is not a JSON object.
     pub fn of(text: &'a str) -> Option<Self> {
         serde_json::from_str(text).ok()
     }

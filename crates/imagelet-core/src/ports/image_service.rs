@@ -20,7 +20,6 @@ pub trait ImageService: Send + Sync + fmt::Debug {
     /// Finds one image by reference, id, or unique id prefix. `None`: the image is absent, which is not an error.
     async fn status(&self, spec: &ImageSpec) -> Result<Option<Image>, RuntimeError>;
 
-    /// Finds one image as `status` does, with all its details.
     async fn details(&self, spec: &ImageSpec) -> Result<Option<ImageDetails>, RuntimeError> {
         Ok(self.status(spec).await?.map(ImageDetails::bare))
     }
@@ -60,7 +59,6 @@ pub struct FilesystemUsage {
     pub measured_at: SystemTime,
     /// A directory on the file system, for statvfs.
     pub mountpoint: PathBuf,
-    /// The bytes that images or writable layers use.
     pub used: ByteSize,
     pub inodes_used: Option<u64>,
 }

@@ -53,10 +53,7 @@ pub enum Certainty {
     /// Every block was counted when the parts were written.
     Exact,
     /// Some parts were measured. The size of the other parts is unknown or partly known.
-    Partial {
-        measured: u32,
-        layers: u32,
-    },
+    Partial { measured: u32, layers: u32 },
     /// The runtime reports the sizes. They may be compressed, or may include shared bytes several times.
     #[default]
     Claimed,

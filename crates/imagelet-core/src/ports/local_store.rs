@@ -29,11 +29,8 @@ pub enum PullRemains {
 /// Operations that only an embedded store has. Reached through [`super::ImageService::local`].
 #[async_trait]
 pub trait LocalStore: Send + Sync + fmt::Debug {
-    /// Estimates a pull; fetches only manifests, and does not change the store. `None`: there is no estimate. A pull
-    /// that starts now gets the same `manifest`. After this pull, no bytes are missing.
-    ///
-    /// # Errors
-    /// If a pull that starts now fails before its first layer, the estimate fails with the same error.
+    /// Estimates a pull; fetches only manifests, and does not change the store. `None`: there is no estimate. Fails as
+    /// a pull that starts now would fail before its first layer.
     async fn estimate(&self, _request: &PullRequest) -> Result<Option<PullEstimate>, RuntimeError> {
         Ok(None)
     }
@@ -77,22 +74,14 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
         Err(unsupported())
     }
 
-    /// Checks all images or one image: every byte of documents, layers and stored blobs. Marks new damage, except on a
-    /// read-only file system. A marked image is not listed, also after a restart, until a repair or a pull restores it.
-    /// A drop of the future ends the check.
-    ///
-    /// # Errors
-    /// If the image does not exist, or the check itself fails. Damage is not an error.
+    /// Checks every byte of all images or of one image. Damage is not an error. Marks new damage, except on a read-only
+    /// file system. A marked image is not listed, also after a restart, until a repair or a pull restores it.
     async fn verify(&self, _image: Option<&str>, _progress: VerifyProgress) -> Result<VerifyReport, RuntimeError> {
         Err(unsupported())
     }
 
     /// Fetches the missing parts of a damaged image, and lists the image again. Tries the repositories of the image's
-    /// names in order. A drop of the future changes nothing.
-    ///
-    /// # Errors
-    /// If no repository serves the missing parts (the error of the last repository), if a mount still uses a damaged
-    /// layer, or if the disk fails.
+    /// names in order; the error is that of the last one. Fails if a mount still uses a damaged layer.
     async fn repair(
         &self,
         _id: &ImageId,
@@ -104,9 +93,6 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
 
     /// Writes an image to an archive: an OCI layout with the exact bytes of its documents and compressed layers.
     /// Missing bytes are fetched from the repositories of the image's names. The archive appears only when complete.
-    ///
-    /// # Errors
-    /// If the image is absent, if neither the store nor a registry has a part of the image, or if the disk fails.
     async fn export(
         &self,
         _request: &ExportRequest,
@@ -117,10 +103,7 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
     }
 
     /// Reads the images of an archive (OCI layout or `docker save`) into the store, each image completely or not at
-    /// all. The rules and limits of a pull apply. Images and layers that are present are not unpacked again.
-    ///
-    /// # Errors
-    /// If the archive cannot be read. The failure of one image is in its [`ImportOutcome`].
+    /// all. The rules and limits of a pull apply. The failure of one image is in its [`ImportOutcome`].
     async fn import(&self, _request: &ImportRequest, _progress: &Progress) -> Result<Vec<ImportOutcome>, RuntimeError> {
         Err(unsupported())
     }
@@ -141,8 +124,7 @@ pub type VerifyProgress = Arc<dyn Fn(u64, u64) + Send + Sync>;
 /// The credentials for a repository, in the order in which they are tried.
 pub type Credentials<'a> = dyn Fn(&str) -> Vec<Credential> + Send + Sync + 'a;
 
-/// The estimated cost of a pull, from its manifests and the layers in the store. A moved tag, another pull or a
-/// collection may change the cost. The queue starts small pulls first, by [`Self::bytes_missing`].
+/// The estimated cost of a pull, from its manifests and the layers in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PullEstimate {
     /// Digest of the manifest chosen for the platform.
@@ -159,7 +141,6 @@ pub struct PullEstimate {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ArchivePlace {
-    /// The tar file, or the folder with an OCI layout.
     pub path: PathBuf,
     pub is_folder: bool,
 }

@@ -169,10 +169,7 @@ impl RuntimeManager {
     }
 
     /// Replaces the names that would survive the image's removal. The replacement may take long, so the caller checks
-    /// afterwards whether the image may still be removed.
-    ///
-    /// # Errors
-    /// `Remains` if a name prevents the removal.
+    /// afterwards whether the image may still be removed. Fails with `Remains` if a name prevents the removal.
     pub(crate) async fn prepare_removal(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         match &self.names {
             Some(names) => removal::prepare(&*self.images, &**names, spec).await,
@@ -180,10 +177,7 @@ impl RuntimeManager {
         }
     }
 
-    /// Removes a prepared image with all its names, then checks that the image is gone.
-    ///
-    /// # Errors
-    /// `Remains` if the image is still present.
+    /// Removes a prepared image with all its names. Fails with `Remains` if the image is still present.
     pub(crate) async fn remove_and_look(&self, spec: &ImageSpec) -> Result<(), RuntimeError> {
         self.remove(spec).await?;
         removal::check(&*self.images, spec).await

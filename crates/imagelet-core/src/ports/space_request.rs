@@ -26,7 +26,6 @@ pub struct RoomWanted {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RoomMade {
     pub freed: ByteSize,
-    /// The bytes that the removal of other images could free.
     pub could_free: ByteSize,
     pub removed: Vec<RemovedImage>,
 }

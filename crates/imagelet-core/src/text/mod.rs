@@ -140,7 +140,6 @@ fn quoted_byte(byte: u8) -> String {
     }
 }
 
-/// The maximum bytes of a key in an error text.
 const KEY_SHOWN_MAX: usize = 128;
 
 /// A map that rejects a duplicate key, as Go's strict decoder does. `null` is an empty map. The error has the start of
@@ -311,7 +310,6 @@ impl FromStr for GoDuration {
     type Err = PlainError;
 
     fn from_str(text: &str) -> Result<Self, PlainError> {
-        /// Maximum characters of an invalid text in the message.
         const SHOWN_MAX: usize = 128;
         let shown = || quoted(&text.chars().take(SHOWN_MAX).collect::<String>());
         let invalid = || PlainError(format!("time: invalid duration {}", shown()));

@@ -7,7 +7,6 @@ use super::quoted;
 pub struct GoUrl {
     /// The scheme in lower case; empty for a text without a scheme.
     pub scheme: String,
-    /// The host with its port.
     pub host: String,
     /// The decoded path. It may be invalid UTF-8, because an escape may be any byte.
     pub path: Vec<u8>,
