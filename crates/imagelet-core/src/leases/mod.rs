@@ -5,6 +5,8 @@
 
 mod file;
 mod service;
+#[cfg(test)]
+mod testing;
 
 #[cfg(test)]
 pub(crate) use file::LEASES;
@@ -131,42 +133,6 @@ impl Leases {
         if pods.is_empty() {
             self.images.remove(id);
         }
-    }
-
-    #[cfg(test)]
-    pub(crate) fn begun(&self) -> u64 {
-        self.begun
-    }
-
-    #[cfg(test)]
-    pub(crate) fn digest(&self, mark: u64) -> impl std::fmt::Debug {
-        let kept: Vec<_> = self.kept.iter().map(|(id, (until, _))| (id.clone(), *until)).collect();
-        (self.images.clone(), kept, self.all_until, self.removals(mark))
-    }
-
-    #[cfg(test)]
-    pub(crate) fn removals(&self, mark: u64) -> impl std::fmt::Debug {
-        let newer = self.ended.iter().filter(|(begun, _)| *begun > mark);
-        let ended: Vec<_> = newer.map(|(begun, id)| (begun - mark, id.clone())).collect();
-        let begun = if mark == u64::MAX { 0 } else { self.begun - mark };
-        (self.removing.clone(), ended, begun)
-    }
-
-    #[cfg(test)]
-    pub(crate) fn end(&mut self, id: &ImageId) {
-        self.images.remove(id);
-    }
-
-    #[cfg(test)]
-    pub(crate) fn forget_removals(&mut self, id: &ImageId) {
-        self.removing.remove(id);
-        self.ended.clear();
-    }
-
-    #[cfg(test)]
-    pub(crate) fn unmark(&mut self, id: &ImageId) {
-        self.removing.remove(id);
-        self.begun -= 1;
     }
 
     pub(crate) fn until(&self, id: &ImageId, now: SystemTime) -> Option<SystemTime> {

@@ -204,19 +204,9 @@ impl PullRecords {
         done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
-    #[cfg(test)]
-    pub(crate) fn counts(&self) -> (usize, usize) {
-        (self.intents.count(), self.records.count())
-    }
-
     pub(crate) fn export_to(&self, metrics: Arc<Metrics>) {
         let _ = self.metrics.set(metrics);
         self.show();
-    }
-
-    #[cfg(test)]
-    pub(crate) fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
-        self.records.find(id.as_str()).ok().flatten()
     }
 
     pub(crate) fn intend(self: &Arc<Self>, image: &str) -> Result<Intent, RecordsError> {

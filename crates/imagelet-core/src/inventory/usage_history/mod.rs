@@ -117,13 +117,6 @@ impl UsageHistory {
         pending.into_iter().flatten().map(|pending| pending.at).max().max(listed)
     }
 
-    #[cfg(test)]
-    pub(crate) fn requests(&self) -> impl std::fmt::Debug {
-        let pending: Vec<_> = self.pending.iter().map(|(key, pending)| (key, Some(pending.at))).collect();
-        let listed: Vec<_> = self.images.iter().map(|(key, usage)| (key, usage.times.requested_at)).collect();
-        (pending, listed)
-    }
-
     pub(crate) fn present(&self) -> impl Iterator<Item = (&ImageKey, &ImageUsage)> {
         self.images.iter().filter(|(_, usage)| usage.times.gone.is_none())
     }

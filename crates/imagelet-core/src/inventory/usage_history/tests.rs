@@ -1,5 +1,7 @@
 //! Tests of the usage history alone: images that arrive, are used, disappear and come back.
 
+use std::fmt;
+
 use super::*;
 use crate::{
     image::{ByteSize, ImageSpec, ImageUser},
@@ -14,6 +16,14 @@ const HOUR: Duration = Duration::from_hours(1);
 
 fn at(minutes: u64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_hours(500_000) + Duration::from_mins(minutes)
+}
+
+impl UsageHistory {
+    pub(crate) fn requests(&self) -> impl fmt::Debug {
+        let pending: Vec<_> = self.pending.iter().map(|(key, pending)| (key, Some(pending.at))).collect();
+        let listed: Vec<_> = self.images.iter().map(|(key, usage)| (key, usage.times.requested_at)).collect();
+        (pending, listed)
+    }
 }
 
 #[derive(Default)]

@@ -11,6 +11,17 @@ use crate::image::{ByteSize, ImageSpec, ImageUser};
 
 pub(super) const DEFAULT: VerificationPolicy = VerificationPolicy::NeverVerifyPreloadedImages;
 
+impl PullRecords {
+    /// The numbers of intents and of records.
+    pub(crate) fn counts(&self) -> (usize, usize) {
+        (self.intents.count(), self.records.count())
+    }
+
+    pub(crate) fn record(&self, id: &ImageId) -> Option<Arc<PulledRecord>> {
+        self.records.find(id.as_str()).ok().flatten()
+    }
+}
+
 pub(super) fn open(root: &Path) -> Arc<PullRecords> {
     Arc::new(PullRecords::open(root, DEFAULT).unwrap())
 }
