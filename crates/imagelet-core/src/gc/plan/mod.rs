@@ -141,9 +141,8 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
 
     let shortfall = wanted.filter(|_| is_short).map(|wanted| {
         let freed = sum(steps.iter().filter(|step| step.phase != GcPhase::Age));
-        let places = candidates.iter().copied();
-        let removed = steps.iter().map(|step| step.place);
-        unreachable_goal::shortfall(input, places, removed, sum(&steps), wanted.least.less(freed))
+        let removed: Vec<usize> = steps.iter().map(|step| step.place).collect();
+        unreachable_goal::shortfall(input, &candidates, &removed, sum(&steps), wanted.least.less(freed))
     });
     if is_out_of_reach {
         let relief =

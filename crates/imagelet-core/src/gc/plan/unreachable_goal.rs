@@ -1,14 +1,17 @@
 //! The report of an unreachable goal: what uses the disk, the text, and when the report is repeated.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex},
+};
 
-use super::PlanInput;
+use super::{PlanInput, select::without};
 use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, counted},
     inventory::ImageEntry,
     lock::locked,
-    ports::{Certainty, Freed},
+    ports::{Certainty, Freed, LayerGraph},
 };
 
 /// What uses the disk after all planned removals. The sizes from `in_use` to `others` add up to the used bytes.
@@ -28,55 +31,33 @@ pub struct Shortfall {
 /// Calculates what uses the disk after the removals. The images with the indices in `removed` free the amount `freed`.
 pub(crate) fn shortfall(
     input: &PlanInput<'_>,
-    candidates: impl Iterator<Item = usize>,
-    removed: impl Iterator<Item = usize>,
+    candidates: &[usize],
+    removed: &[usize],
     freed: Freed,
     missing: Freed,
 ) -> Shortfall {
-    let mut shortfall = Shortfall { missing, ..Shortfall::default() };
-    let hold = |entry: &ImageEntry| match (entry.usage.used_by.is_empty(), entry.pinned_by.is_empty()) {
+    let hold = |entry: &Arc<ImageEntry>| match (entry.usage.used_by.is_empty(), entry.pinned_by.is_empty()) {
         (false, _) => Hold::InUse,
         (_, false) => Hold::Pinned,
         _ => Hold::Kept,
     };
-    let mut of_entry: Vec<Hold> = input.snapshot.entries.iter().map(|entry| hold(entry)).collect();
-    candidates.for_each(|place| of_entry[place] = Hold::Free);
-    removed.for_each(|place| of_entry[place] = Hold::Removed);
-    let mut holds: BTreeMap<&ImageId, Hold> = BTreeMap::new();
-    for (entry, hold) in input.snapshot.entries.iter().zip(of_entry) {
-        if input.layers.is_some() {
-            let known = holds.entry(&entry.image.id).or_insert(hold);
-            *known = hold.max(*known);
-        } else {
-            shortfall.add(hold, hold, entry.image.size);
-        }
-    }
-    if let Some(graph) = input.layers {
-        // The weakest and the strongest reason to keep each layer. An image outside the snapshot counts as `Kept`.
-        let mut of: Vec<Option<(Hold, Hold)>> = vec![None; graph.layers.len()];
-        for (image, parts) in &graph.images {
-            let hold = holds.get(image).copied().unwrap_or(Hold::Kept);
-            if hold == Hold::Removed {
-                continue;
-            }
-            for part in parts {
-                let Some(known) = usize::try_from(*part).ok().and_then(|part| of.get_mut(part)) else { continue };
-                *known = Some(known.map_or((hold, hold), |(weak, strong)| (weak.min(hold), strong.max(hold))));
-            }
-        }
-        for (layer, hold) in graph.layers.iter().zip(of) {
-            let Some((weak, strong)) = hold else { continue };
-            let strong = if layer.held { strong.max(Hold::Kept) } else { strong };
-            shortfall.add(weak, strong, layer.bytes);
-        }
-    }
-    let images = shortfall.in_use + shortfall.pinned + shortfall.kept + shortfall.shared + shortfall.free;
+    let mut holds: Vec<Hold> = input.snapshot.entries.iter().map(hold).collect();
+    candidates.iter().for_each(|place| holds[*place] = Hold::Free);
+    removed.iter().for_each(|place| holds[*place] = Hold::Removed);
+    let [in_use, pinned, kept, shared, free] = match input.layers {
+        Some(graph) => by_layers(&without(graph, input, removed), input, &holds),
+        None => [Some(Hold::InUse), Some(Hold::Pinned), Some(Hold::Kept), None, Some(Hold::Free)].map(|of| {
+            let places = (0..holds.len()).filter(|place| Some(holds[*place]) == of);
+            places.map(|place| input.size(place)).sum()
+        }),
+    };
     let freed = input.done.age.plus(input.done.space).plus(freed);
     let used = input.disk.as_ref().map_or(ByteSize::ZERO, DiskUse::used).saturating_sub(freed.bytes);
-    shortfall.others = used.saturating_sub(images);
-    shortfall
+    let others = used.saturating_sub(in_use + pinned + kept + shared + free);
+    Shortfall { in_use, pinned, kept, shared, free, others, missing }
 }
 
+/// Why the images of the snapshot stay. The order is that of strength: of several entries of an image, the largest counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Hold {
     Removed,
@@ -86,18 +67,26 @@ enum Hold {
     InUse,
 }
 
-impl Shortfall {
-    fn add(&mut self, weak: Hold, strong: Hold, bytes: ByteSize) {
-        let part = match (weak, strong) {
-            (_, Hold::Removed) => return,
-            (_, Hold::Free) => &mut self.free,
-            (Hold::Free, _) => &mut self.shared,
-            (_, Hold::Kept) => &mut self.kept,
-            (_, Hold::Pinned) => &mut self.pinned,
-            (_, Hold::InUse) => &mut self.in_use,
-        };
-        *part = *part + bytes;
+/// The bytes in use, pinned, kept, shared with candidates, and free. Each layer counts once.
+fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, holds: &[Hold]) -> [ByteSize; 5] {
+    let mut by_image: BTreeMap<&ImageId, Hold> = BTreeMap::new();
+    for (place, hold) in holds.iter().enumerate() {
+        let known = by_image.entry(input.id(place)).or_insert(*hold);
+        *known = *hold.max(known);
     }
+    // An image outside the snapshot counts as `Kept`.
+    let is_held = &|image: &ImageId, by: Hold| by_image.get(image).copied().unwrap_or(Hold::Kept) == by;
+    let images = |by: Hold| graph.images.keys().filter(move |image| is_held(image, by));
+    let mut counted: Vec<&ImageId> = images(Hold::Free).collect();
+    let free = graph.freed_by(counted.iter().copied()).bytes;
+    let mut total = graph.total_of(counted.iter().copied());
+    let shared = total.saturating_sub(free);
+    let [in_use, pinned, kept] = [Hold::InUse, Hold::Pinned, Hold::Kept].map(|hold| {
+        counted.extend(images(hold));
+        let before = std::mem::replace(&mut total, graph.total_of(counted.iter().copied()));
+        total.saturating_sub(before)
+    });
+    [in_use, pinned, kept, shared, free]
 }
 
 /// The last reported shortfall. A new report follows only if the shortfall had ended, if a part changed by more than 5%

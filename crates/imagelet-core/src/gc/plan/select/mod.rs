@@ -212,7 +212,7 @@ fn handlers(input: &PlanInput<'_>, place: usize) -> Range<usize> {
     of_image
 }
 
-fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, removed: &[usize]) -> Cow<'a, LayerGraph> {
+pub(super) fn without<'a>(graph: &'a LayerGraph, input: &PlanInput<'_>, removed: &[usize]) -> Cow<'a, LayerGraph> {
     if removed.is_empty() {
         return Cow::Borrowed(graph);
     }
