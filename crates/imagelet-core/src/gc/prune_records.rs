@@ -47,17 +47,12 @@ impl ImageGc {
             return;
         }
         let present: BTreeSet<ImageId> = present.iter().cloned().collect();
-        let records = Arc::clone(&pruning.records);
-        match tokio::task::spawn_blocking(move || records.prune(&present, &mark)).await {
-            Ok((pruned, failures)) => {
-                for error in failures {
-                    tracing::warn!(error = error_chain(&error), "could not remove the pull record of an absent image");
-                }
-                if pruned > 0 {
-                    tracing::info!(pruned, "removed the pull records of absent images");
-                }
-            }
-            Err(error) => tracing::error!(%error, "could not prune pull records"),
+        let (pruned, failures) = pruning.records.on_disk(move |records| records.prune(&present, &mark)).await;
+        for error in failures {
+            tracing::warn!(error = error_chain(&error), "could not remove the pull record of an absent image");
+        }
+        if pruned > 0 {
+            tracing::info!(pruned, "removed the pull records of absent images");
         }
         self.resolve_open_intents().await;
     }
@@ -65,12 +60,11 @@ impl ImageGc {
     /// Records which of the listed images are preloaded. The mark must be older than the listing.
     pub(super) async fn remember_preloaded(&self, listed: &[Arc<ImageEntry>], mark: PruneMark) {
         let Some(pruning) = &self.pruning else { return };
-        let (records, listed) = (Arc::clone(&pruning.records), listed.to_vec());
-        let remember = move || records.remember_preloaded(listed.iter().map(|entry| &*entry.image), &mark);
-        match tokio::task::spawn_blocking(remember).await {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(error = error_chain(&error), "could not remember the preloaded images"),
-            Err(error) => tracing::error!(%error, "could not remember the preloaded images"),
+        let listed = listed.to_vec();
+        let remember =
+            move |records: &Arc<PullRecords>| records.remember_preloaded(listed.iter().map(|it| &*it.image), &mark);
+        if let Err(error) = pruning.records.on_disk(remember).await {
+            tracing::warn!(error = error_chain(&error), "could not remember the preloaded images");
         }
     }
 
@@ -84,12 +78,10 @@ impl ImageGc {
                 return;
             }
         };
-        let records = Arc::clone(&pruning.records);
-        let resolve = move || records.resolve_open_intents(&images, SystemTime::now(), Absent::RemovedAfterChecks);
-        match tokio::task::spawn_blocking(resolve).await {
-            Ok(Ok(_)) => {}
-            Ok(Err(error)) => tracing::warn!(error = error_chain(&error), "could not resolve interrupted pulls"),
-            Err(error) => tracing::error!(%error, "could not resolve interrupted pulls"),
+        let (now, absent) = (SystemTime::now(), Absent::RemovedAfterChecks);
+        let resolved = pruning.records.on_disk(move |records| records.resolve_open_intents(&images, now, absent)).await;
+        if let Err(error) = resolved {
+            tracing::warn!(error = error_chain(&error), "could not resolve interrupted pulls");
         }
     }
 }

@@ -72,7 +72,7 @@ fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, holds: &[Hold]) -> [Byte
     let mut by_image: BTreeMap<&ImageId, Hold> = BTreeMap::new();
     for (place, hold) in holds.iter().enumerate() {
         let known = by_image.entry(input.id(place)).or_insert(*hold);
-        *known = *hold.max(known);
+        *known = (*known).max(*hold);
     }
     // An image outside the snapshot counts as `Kept`.
     let is_held = &|image: &ImageId, by: Hold| by_image.get(image).copied().unwrap_or(Hold::Kept) == by;
