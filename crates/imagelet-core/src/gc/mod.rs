@@ -7,7 +7,6 @@ mod keep_rules;
 mod plan;
 mod policy;
 mod prune_records;
-mod reason;
 mod remaining;
 mod remove_on_request;
 mod report;
@@ -24,9 +23,8 @@ pub use self::{
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules},
     plan::Shortfall,
     policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcRequest, ReliefMarks},
-    reason::{GcPhase, Idle, Reason},
     remove_on_request::UsedImages,
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, GcSizes},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcReport, GcSizes},
     run_health::{GcRuns, RunMessage},
 };
 use crate::{

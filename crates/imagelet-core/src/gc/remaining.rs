@@ -2,10 +2,9 @@
 
 use std::{collections::BTreeMap, sync::Mutex, time::SystemTime};
 
-use super::reason::Reason;
 use crate::{
     image::{Image, ImageKey},
-    inventory::Snapshot,
+    inventory::{Reason, Snapshot},
     lock::locked,
 };
 

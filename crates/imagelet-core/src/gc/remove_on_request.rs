@@ -4,11 +4,11 @@ use std::time::SystemTime;
 
 use tokio::time::Instant;
 
-use super::{ImageGc, reason::Reason, report::GcError};
+use super::ImageGc;
 use crate::{
     error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageSpec, shown_name},
-    leases::RemovalBlocker,
+    inventory::Reason,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,18 +39,14 @@ impl ImageGc {
         let prepared = self.runtime.prepare_removal(&by_id).await;
         let now = now + waiting.elapsed();
         let ordered = self.inventory.check_requested_removal(&image, used == UsedImages::Go).await;
-        let unknown = |error: GcError| {
+        let unknown = |error| {
             let message = format!("could not find out what uses `{}`", shown_name(&spec.image));
             RuntimeError::new(RuntimeErrorKind::Unavailable, message).caused_by(error)
         };
-        let _removal = match ordered.map_err(|error| unknown(error.into()))? {
-            Ok(removal) => removal,
-            Err(RemovalBlocker::InUse(by)) => {
-                let user = by.first().map_or("a container", String::as_str);
-                return Err(RuntimeError::new(RuntimeErrorKind::InUse, format!("the image is in use by {user}")));
-            }
-            Err(_) => return Err(unknown(GcError::ContainersVanished)),
-        };
+        let _removal = ordered.map_err(unknown)?.map_err(|by| {
+            let user = by.first().map_or("a container", String::as_str);
+            RuntimeError::new(RuntimeErrorKind::InUse, format!("the image is in use by {user}"))
+        })?;
         prepared?;
         let removed = self.runtime.remove_and_look(&by_id).await;
         if let Err(error) = &removed

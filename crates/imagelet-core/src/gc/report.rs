@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 
-use super::{
-    plan::{Shortfall, size_text},
-    reason::{GcPhase, Reason},
-};
+use super::plan::{Shortfall, size_text};
 use crate::{
     audit_log::{Act, ActCode, ActDetails},
     disks::DiskUse,
     error::RuntimeError,
     image::{ByteSize, ImageId, ImageKey},
-    inventory::{ImageEntry, InventoryError},
+    inventory::{ImageEntry, InventoryError, Reason},
     ports::{Certainty, Freed},
     text::{PlainError, aggregate},
 };
@@ -84,6 +81,23 @@ impl GcDecision {
     }
 }
 
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GcPhase {
+    Age,
+    Space,
+    All,
+}
+
+impl GcPhase {
+    /// The metrics label. As in the kubelet, the removal of all unused images is also counted as `space`.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::Age => "age",
+            Self::Space | Self::All => "space",
+        }
+    }
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum GcOutcome {
     /// The image stays. If `phase` is set, the image was selected, but a later check prevented the removal.
@@ -128,9 +142,6 @@ pub enum GcError {
         /// The event text. It begins like the kubelet's event text, because alerts match that beginning.
         text: String,
     },
-    /// The runtime lists no containers after it listed some. The list is not trusted.
-    #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
-    ContainersVanished,
     #[error("could not ask what is in use before removing an image")]
     Recheck(#[source] InventoryError),
 }

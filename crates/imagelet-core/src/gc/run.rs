@@ -15,15 +15,14 @@ use super::{
     keep_rules::{KeepRules, held_by_rules},
     plan::{Done, Plan, PlanInput, Step, frees, message, plan},
     policy::{GcGoal, GcRequest},
-    reason::{GcPhase, Reason},
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcReport},
 };
 use crate::{
     disks::{self, DiskUse},
     error::RuntimeErrorKind,
     image::{ByteSize, ImageId, ImageKey, ImageSpec},
-    inventory::{ImageEntry, Snapshot},
-    leases::{Removal, RemovalBlocker},
+    inventory::{ImageEntry, InventoryError, Reason, Snapshot},
+    leases::Removal,
     node_policy::GcRules,
     ports::{Freed, LayerGraph},
     text::{PlainError, aggregate, duration_text, split_grpc_error},
@@ -312,21 +311,14 @@ impl<'a> Run<'a> {
             return Err(Reason::Aborted(why));
         }
         if self.containers_vanished {
-            return Err(self.abort(GcError::ContainersVanished));
+            return Err(self.abort(InventoryError::ContainersVanished.into()));
         }
         let gc = self.gc;
         let cleared = gc.inventory.check_removable(entry, self.containers, self.clock()).await;
-        cleared.map_err(|error| self.abort(GcError::Recheck(error)))?.map_err(|blocker| match blocker {
-            RemovalBlocker::Gone => Reason::Gone,
-            RemovalBlocker::InUse(by) => Reason::InUse(by),
-            RemovalBlocker::Pinned(by) => Reason::Pinned(by),
-            RemovalBlocker::Awaited(pods) => Reason::PodWaits(pods),
-            RemovalBlocker::Touched => Reason::JustUsed,
-            RemovalBlocker::Leased(until) => Reason::awaited(until),
-            RemovalBlocker::Busy => Reason::Awaited(None),
-            RemovalBlocker::Released(_) => Reason::Released,
-            RemovalBlocker::Doubtful => self.abort(GcError::ContainersVanished),
-        })
+        cleared.map_err(|error| match error {
+            InventoryError::ContainersVanished => self.abort(error.into()),
+            error => self.abort(GcError::Recheck(error)),
+        })?
     }
 
     async fn remove(&mut self, entry: &Arc<ImageEntry>, step: &Step) -> bool {

@@ -10,6 +10,7 @@ mod ledger;
 mod node_status;
 mod observation_window;
 mod pins;
+mod reason;
 mod reference_match;
 mod removal_check;
 mod sandboxes;
@@ -54,6 +55,7 @@ pub use self::{
     node_status::{NodeImage, node_images},
     observation_window::{VANISHED_WAIT, WATCH_GAP_MAX},
     pins::{PinError, PinPattern, set_pins::OwnedPin},
+    reason::{Idle, Reason},
     usage_history::image_usage::{ImageOrigin, ImageUsage, PullCost, UseHistory, UseReport, UseTimes},
     waiting_pods::WaitingPod,
 };
@@ -162,6 +164,9 @@ pub enum InventoryError {
     /// The runtime did not report the image of a sandbox or its image for new sandboxes.
     #[error("get sandbox image: {}", .0.chain())]
     Sandboxes(RuntimeError),
+    /// The runtime lists no containers after it listed some. The list is not trusted.
+    #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
+    ContainersVanished,
     #[error("could not keep the inventory in `{}`", path.display())]
     File {
         path: PathBuf,

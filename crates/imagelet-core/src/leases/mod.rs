@@ -62,25 +62,6 @@ pub(crate) struct Lease {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct ReadMark(u64);
 
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum RemovalBlocker {
-    Gone,
-    InUse(Vec<String>),
-    /// The image is pinned by these patterns or sets, by the runtime or for sandboxes.
-    Pinned(Vec<String>),
-    /// These pods wait for the image: they are bound to the node and have no container of the image yet.
-    Awaited(Vec<String>),
-    /// A caller requested the image after the snapshot.
-    Touched,
-    /// The image is leased until this time at the latest.
-    Leased(SystemTime),
-    /// Since this time, the last container of the image is missing from the list. A second pass must confirm this.
-    Released(SystemTime),
-    Busy,
-    /// The runtime lists no container now, but listed some for the snapshot.
-    Doubtful,
-}
-
 impl Leases {
     /// Returns a mark for [`Self::is_overtaken`]. Must be called before the store is queried.
     pub(crate) fn read_mark(&self) -> ReadMark {
@@ -167,11 +148,12 @@ impl Leases {
         }
     }
 
-    pub(crate) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), RemovalBlocker> {
+    /// Starts the removal of an image without a lease. Fails with the end of the lease, or with `None` during another
+    /// removal of the image.
+    pub(crate) fn begin_removal(&mut self, id: &ImageId, now: SystemTime) -> Result<(), Option<SystemTime>> {
         match self.until(id, now) {
-            Some(until) => Err(RemovalBlocker::Leased(until)),
             None if self.begin_ordered_removal(id) => Ok(()),
-            None => Err(RemovalBlocker::Busy),
+            until => Err(until),
         }
     }
 
@@ -317,9 +299,9 @@ mod tests {
     fn a_removal_begins_only_without_lease_and_other_removal() {
         let (mut leases, id) = leases();
         leases.lease(&id, "pod", at(0));
-        assert_eq!(leases.begin_removal(&id, at(59)), Err(RemovalBlocker::Leased(at(60))));
+        assert_eq!(leases.begin_removal(&id, at(59)), Err(Some(at(60))));
         assert_eq!(leases.begin_removal(&id, at(60)), Ok(()));
-        assert_eq!(leases.begin_removal(&id, at(60)), Err(RemovalBlocker::Busy));
+        assert_eq!(leases.begin_removal(&id, at(60)), Err(None));
         assert!(!leases.begin_ordered_removal(&id));
         leases.end_removal(&id);
         assert!(leases.begin_ordered_removal(&id));

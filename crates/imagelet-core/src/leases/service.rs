@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark, RemovalBlocker};
+use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark};
 use crate::{
     image::{ImageId, ImageKey},
     lock::locked,
@@ -107,7 +107,7 @@ impl LeaseService {
         Removal { leases: self, id: id.clone() }
     }
 
-    pub(crate) fn begin_removal(&self, id: &ImageId, now: SystemTime) -> Result<Removal<'_>, RemovalBlocker> {
+    pub(crate) fn begin_removal(&self, id: &ImageId, now: SystemTime) -> Result<Removal<'_>, Option<SystemTime>> {
         self.lock().begin_removal(id, now).map(|()| Removal { leases: self, id: id.clone() })
     }
 

@@ -12,9 +12,8 @@ use super::{
     version_order::{Tag, last},
 };
 use crate::{
-    gc::reason::Reason,
     image::ImageId,
-    inventory::{ImageEntry, ImageOrigin},
+    inventory::{ImageEntry, ImageOrigin, Reason},
 };
 
 /// The first rule that matches each entry, as the reason to keep the entry. The list is empty if there are no rules.

@@ -22,12 +22,12 @@ pub(super) use self::{
 };
 use super::{
     policy::{GcGoal, GcRequest},
-    reason::{GcPhase, Idle, Reason},
+    report::GcPhase,
 };
 use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
-    inventory::{ImageEntry, Snapshot},
+    inventory::{Idle, ImageEntry, Reason, Snapshot},
     ports::{Certainty, Freed, LayerGraph},
 };
 

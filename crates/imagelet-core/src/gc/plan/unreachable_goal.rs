@@ -42,8 +42,12 @@ pub(crate) fn shortfall(
         _ => Hold::Kept,
     };
     let mut holds: Vec<Hold> = input.snapshot.entries.iter().map(hold).collect();
-    candidates.iter().for_each(|place| holds[*place] = Hold::Free);
-    removed.iter().for_each(|place| holds[*place] = Hold::Removed);
+    for place in candidates {
+        holds[*place] = Hold::Free;
+    }
+    for place in removed {
+        holds[*place] = Hold::Removed;
+    }
     let [in_use, pinned, kept, shared, free] = match input.layers {
         Some(graph) => by_layers(&without(graph, input, removed), input, &holds),
         None => [Some(Hold::InUse), Some(Hold::Pinned), Some(Hold::Kept), None, Some(Hold::Free)].map(|of| {

@@ -21,7 +21,7 @@ use crate::{
     disks::DiskUse,
     error::{RuntimeError, RuntimeErrorKind},
     image::{ByteSize, Image, ImageId, ImageKey, ImageSpec, ImageUser},
-    inventory::{ImageEntry, ImageOrigin, ImageUsage, UseTimes},
+    inventory::{ImageEntry, ImageOrigin, ImageUsage, Reason, UseTimes},
     ports::{Container, ContainerService, ContainerState, ImageService, Sandbox},
     testing::{FakeRuntime, WaySettings as _, in_order},
 };

@@ -17,7 +17,6 @@ use super::*;
 use crate::{
     image::{ByteSize, ImageId, ImageSpec, ImageUser},
     inventory::pins::PATTERNS_MAX,
-    leases::RemovalBlocker,
     ports::{
         Container, ContainerImage, ContainerService, ContainerState, ImageFilesystems, ImageService, Listing, Progress,
         PullRequest, Sandbox,
@@ -424,7 +423,7 @@ async fn a_lease_survives_a_crash_at_once() {
     let snapshot = restarted.refresh(seconds(30)).await.unwrap();
     assert!(entry(&snapshot, &id).leased_until >= Some(seconds(601)));
     let kept = restarted.check_removable(&entry(&snapshot, &id), 0, seconds(31)).await.unwrap();
-    assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
+    assert!(matches!(kept, Err(Reason::Awaited(Some(_)))), "{kept:?}");
 }
 
 #[tokio::test]
@@ -439,7 +438,7 @@ async fn a_lease_of_another_process_that_comes_after_the_plan_keeps_the_image() 
     let found = command.leased("", seconds(2), || fake.status(&spec), |it| Some(it.as_ref()?.key())).await;
     assert!(found.unwrap().is_some());
     let kept = inventory.check_removable(&planned, 0, seconds(3)).await.unwrap();
-    assert!(matches!(kept, Err(RemovalBlocker::Leased(_))), "{kept:?}");
+    assert!(matches!(kept, Err(Reason::Awaited(Some(_)))), "{kept:?}");
 }
 
 #[tokio::test]
@@ -519,7 +518,7 @@ async fn an_image_whose_last_container_is_missing_from_one_list_waits_for_a_seco
         let snapshot = inventory.refresh(seconds(300)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).usage.times.released_at, Some(snapshot.taken_at));
         let kept = inventory.check_removable(&entry(&snapshot, &id), 1, seconds(301)).await.unwrap();
-        assert!(matches!(kept, Err(RemovalBlocker::Released(_))), "{kept:?}");
+        assert!(matches!(kept, Err(Reason::Released)), "{kept:?}");
         let snapshot = inventory.refresh(seconds(361)).await.unwrap();
         assert_eq!(entry(&snapshot, &id).usage.times.released_at, None);
         let cleared = inventory.check_removable(&entry(&snapshot, &id), 1, seconds(362)).await.unwrap();

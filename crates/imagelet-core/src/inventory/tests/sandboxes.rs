@@ -10,7 +10,6 @@ use super::*;
 use crate::{
     image::{ImageId, ImageKey},
     inventory::{ImageEntry, Snapshot},
-    leases::RemovalBlocker,
     ports::{ContainerState, RuntimeManager, Sandbox},
     testing::FakeRuntime,
 };
@@ -152,7 +151,7 @@ async fn a_sandbox_that_came_since_the_pass_keeps_its_image_from_being_removed()
     run(&fake, "web", true, PAUSE);
     let cleared = inventory.check_removable(&found, 0, seconds(1)).await.unwrap();
     let user = vec!["default/web (sandbox)".to_owned()];
-    assert!(matches!(cleared, Err(RemovalBlocker::InUse(users)) if users == user));
+    assert!(matches!(cleared, Err(Reason::InUse(users)) if users == user));
     fake.fail("sandbox", RuntimeErrorKind::Unavailable, "down");
     assert!(inventory.check_removable(&found, 0, seconds(2)).await.is_err());
 }

@@ -56,23 +56,6 @@ pub enum Reason {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GcPhase {
-    Age,
-    Space,
-    All,
-}
-
-impl GcPhase {
-    /// The metrics label. As in the kubelet, the removal of all unused images is also counted as `space`.
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Age => "age",
-            Self::Space | Self::All => "space",
-        }
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Idle {
     Used(Duration),
     /// The image was never used. The duration is the time since it was first listed.
@@ -80,7 +63,7 @@ pub enum Idle {
 }
 
 impl Idle {
-    pub(super) fn of(last_used: Option<SystemTime>, first_seen: SystemTime, now: SystemTime) -> Self {
+    pub(crate) fn of(last_used: Option<SystemTime>, first_seen: SystemTime, now: SystemTime) -> Self {
         let since = |time: SystemTime| Duration::from_secs(now.duration_since(time).unwrap_or_default().as_secs());
         last_used.map_or_else(|| Self::Never(since(first_seen)), |used| Self::Used(since(used)))
     }
