@@ -24,14 +24,6 @@ pub(super) struct LogFiles {
     bytes_max: u64,
 }
 
-/// Lines and files that a reader skipped.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Damage {
-    /// Torn lines, and lines that this version cannot parse.
-    pub lines: u64,
-    pub files: u64,
-}
-
 impl LogFiles {
     pub(super) fn new(directory: &Path, bytes_max: u64) -> Self {
         Self { directory: directory.to_owned(), bytes_max }
@@ -104,13 +96,11 @@ fn append(mut file: &File, before: u64, text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Reads all lines, the oldest first. Takes no lock, so a line may be half-written. It then counts as damage.
-pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<Damage> {
-    let mut damage = Damage::default();
-    for (_, path) in list(directory)? {
-        read_file(&path, 0, &mut damage, &mut take);
-    }
-    Ok(damage)
+/// Reads all lines, the oldest first. Returns the number of skipped lines: torn lines, and lines that this version cannot
+/// parse. Takes no lock, so a line may be half-written.
+pub(super) fn read(directory: &Path, mut take: impl FnMut(Line)) -> io::Result<u64> {
+    let files = list(directory)?;
+    Ok(files.iter().map(|(_, path)| read_file(path, 0, &mut take)).sum())
 }
 
 /// The last `max` acts in the last [`RECENT_BYTES_MAX`] bytes, the latest first. Reads only as many files as needed.
@@ -124,7 +114,7 @@ pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
         let length = fs::metadata(&path).map_or(0, |it| it.len());
         let mut of_file = VecDeque::new();
         // The first line may be cut. A cut line is not a JSON document and is skipped.
-        read_file(&path, length.saturating_sub(bytes_left), &mut Damage::default(), &mut |line| {
+        read_file(&path, length.saturating_sub(bytes_left), &mut |line| {
             if let Line::Act(act) = line {
                 if of_file.len() == wanted {
                     of_file.pop_front();
@@ -138,25 +128,26 @@ pub(super) fn recent(directory: &Path, max: usize) -> io::Result<Vec<Act>> {
     Ok(recent)
 }
 
-fn read_file(path: &Path, from: u64, damage: &mut Damage, take: &mut impl FnMut(Line)) {
+fn read_file(path: &Path, from: u64, take: &mut impl FnMut(Line)) -> u64 {
+    let mut skipped = 0;
     let mut read = || {
         let mut file = File::open(path)?;
         file.seek(SeekFrom::Start(from))?;
         for line in BufReader::new(file).split(b'\n') {
             match serde_json::from_slice(&line?) {
                 Ok(line) => take(line),
-                Err(_) => damage.lines += 1,
+                Err(_) => skipped += 1,
             }
         }
         Ok::<_, io::Error>(())
     };
     // The writing process may have removed the file in the meantime.
-    if let Err(error) =
-        read().or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })
+    if let Err(error) = read()
+        && error.kind() != io::ErrorKind::NotFound
     {
         tracing::warn!(file = %path.display(), %error, "a file of the audit log cannot be read and is skipped");
-        damage.files += 1;
     }
+    skipped
 }
 
 /// The numbers and paths of the files of the log, the oldest first. The list is empty if the directory is absent.

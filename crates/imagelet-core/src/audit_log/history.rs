@@ -10,7 +10,7 @@ use std::{
 use jiff::Timestamp;
 
 use super::{
-    files::{Damage, read},
+    files::read,
     record::{Act, Line},
 };
 use crate::image::Reference;
@@ -28,7 +28,8 @@ pub struct History {
     pub since: Option<Timestamp>,
     /// The number of acts that could not be written.
     pub lost: u64,
-    pub damage: Damage,
+    /// The number of torn or unknown lines, which are skipped.
+    pub damaged: u64,
 }
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -45,7 +46,7 @@ impl History {
         let mut names: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
         let mut first: BTreeMap<String, usize> = BTreeMap::new();
         let mut history = Self::default();
-        history.damage = read(directory, |line| {
+        history.damaged = read(directory, |line| {
             let at = match line {
                 Line::Act(act) => {
                     for key in &act.keys {

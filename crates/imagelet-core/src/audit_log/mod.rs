@@ -31,12 +31,11 @@ use std::{
 
 use jiff::Timestamp;
 
+use self::{files::LogFiles, record::Line};
 pub use self::{
-    files::Damage,
     history::{History, ImageHistory},
     record::{Act, ActCode, ActDetails, PullHost},
 };
-use self::{files::LogFiles, record::Line};
 use crate::lock::locked;
 
 /// Limit of queued acts. Further acts are lost and counted.
@@ -93,7 +92,23 @@ impl AuditLog {
 
     /// Queues an act without waiting. If the queue is full, the act is lost.
     pub fn act(&self, act: Act) {
-        self.send(Message::Act(Box::new(act)));
+        let (Some(directory), true) = (&self.directory, self.bytes_max > 0) else { return };
+        let mut worker = locked(&self.worker);
+        if worker.is_none() {
+            match Worker::start(directory, self.bytes_max, &self.state) {
+                Ok(started) => *worker = Some(started),
+                Err(error) => tracing::warn!(%error, "could not start the writer of the audit log"),
+            }
+        }
+        let sent = worker.as_ref().ok_or("there is no thread to write").and_then(|worker| {
+            worker.queue.try_send(Message::Act(Box::new(act))).map_err(|error| match error {
+                TrySendError::Full(_) => "the disk is slower than what is decided",
+                TrySendError::Disconnected(_) => "the writer has ended",
+            })
+        });
+        if let Err(why) = sent {
+            self.state.failed(why);
+        }
     }
 
     /// Blocks until all queued records are written or lost.
@@ -122,29 +137,6 @@ impl AuditLog {
     pub fn recent(&self, max: usize) -> io::Result<Vec<Act>> {
         self.flush();
         self.directory.as_deref().map_or_else(|| Ok(Vec::new()), |directory| files::recent(directory, max))
-    }
-
-    fn send(&self, message: Message) {
-        let (Some(directory), true) = (&self.directory, self.bytes_max > 0) else { return };
-        let mut worker = locked(&self.worker);
-        let running = worker.take().map_or_else(|| Worker::start(directory, self.bytes_max, &self.state), Ok);
-        let sent = match running {
-            Ok(running) => {
-                let sent = running.queue.try_send(message).map_err(|error| match error {
-                    TrySendError::Full(_) => "the disk is slower than what is decided",
-                    TrySendError::Disconnected(_) => "the writer has ended",
-                });
-                *worker = Some(running);
-                sent
-            }
-            Err(error) => {
-                tracing::warn!(%error, "could not start the writer of the audit log");
-                Err("there is no thread to write")
-            }
-        };
-        if let Err(why) = sent {
-            self.state.failed(why);
-        }
     }
 }
 

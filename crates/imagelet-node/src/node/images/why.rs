@@ -178,7 +178,7 @@ impl WhyRequest {
             images: found,
             on_record_since: history.since.and_then(moment),
             lost: history.lost,
-            damaged: history.damage.lines,
+            damaged: history.damaged,
             problems,
             presence_unknown,
         })
