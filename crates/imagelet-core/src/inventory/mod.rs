@@ -375,7 +375,7 @@ impl InventoryState {
 
     /// Whether other image managers see the image as pinned. An image that a pod waits for is included.
     fn is_pinned(&self, image: &Image) -> bool {
-        !self.pinned_by(image).is_empty() || !self.pod_leases.0.find(image).is_empty()
+        !self.pinned_by(image).is_empty() || !self.pod_leases.pods_of(image).is_empty()
     }
 
     /// Applies changed pins to the snapshot without waiting for the next pass.

@@ -2,10 +2,19 @@
 //! of waiting pods is replaced as a whole and not stored, so no lease outlives its pod. Until the first list after a
 //! start, every image is leased, at most for the duration of a lease.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
-use crate::image::Image;
-use crate::inventory::{Inventory, InventoryState, Snapshot, pins::index::PatternIndex};
+use crate::{
+    image::{Image, Reference},
+    inventory::{
+        Inventory, InventoryState, PinPattern, Snapshot,
+        pins::{Form, digest_of},
+        reference_match::{bare_id, tail},
+    },
+};
 
 /// A pod that is bound to the node and has containers that do not exist yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -16,29 +25,66 @@ pub struct WaitingPod {
     pub images: Vec<Arc<str>>,
 }
 
-/// The image names that pods wait for, each with the pods that wait.
+/// The pods that wait for each image name. Names and digests are looked up; prefixes of ids are compared one by one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct PodLeases(pub(crate) PatternIndex<Vec<Arc<str>>>);
+pub(crate) struct PodLeases {
+    /// By normalised name.
+    by_name: HashMap<String, Vec<Arc<str>>>,
+    /// By the digits of a digest.
+    by_digest: HashMap<String, Vec<Arc<str>>>,
+    /// For each name in `by_name`: the part after the last slash, with and without `:latest`.
+    tails: HashSet<String>,
+    by_prefix: Vec<(PinPattern, Arc<str>)>,
+}
 
 impl PodLeases {
     fn new(pods: &[WaitingPod]) -> Self {
-        let mut by_name: BTreeMap<&str, Vec<Arc<str>>> = BTreeMap::new();
-        for WaitingPod { pod, images } in pods {
-            for image in images {
-                by_name.entry(image).or_default().push(Arc::clone(pod));
+        let mut leases = Self::default();
+        for (pod, name) in pods.iter().flat_map(|it| it.images.iter().map(|name| (Arc::clone(&it.pod), name))) {
+            // A name with `*` is no reference and would be parsed as a glob.
+            let Some(Ok(pattern)) = (!name.contains('*')).then(|| name.parse::<PinPattern>()) else { continue };
+            match &pattern.form {
+                Form::Name(name) => {
+                    // Normalisation changes the part after the last slash of a name only by adding `:latest`.
+                    let tail = tail(name);
+                    let tails = [Some(tail), tail.strip_suffix(":latest")];
+                    leases.tails.extend(tails.into_iter().flatten().map(str::to_owned));
+                    leases.by_name.entry(name.clone()).or_default().push(pod);
+                }
+                Form::Content(digits) => leases.by_digest.entry(digits.clone()).or_default().push(pod),
+                Form::Glob(_) | Form::Digits(..) => leases.by_prefix.push((pattern, pod)),
             }
         }
-        // A name with `*` is no reference and would be parsed as a glob.
-        let names = by_name.into_iter().filter(|(name, _)| !name.contains('*'));
-        Self(PatternIndex::of(names.filter_map(|(name, pods)| Some((name.parse().ok()?, pods))).collect()))
+        leases
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.by_name.is_empty() && self.by_digest.is_empty() && self.by_prefix.is_empty()
     }
 
     /// The pods that wait for an image, sorted.
     pub(crate) fn pods_of(&self, image: &Image) -> Vec<String> {
-        let mut pods: Vec<String> = self.0.find(image).into_iter().flatten().map(ToString::to_string).collect();
+        if self.is_empty() {
+            return Vec::new();
+        }
+        let digests = image.digests.iter().filter_map(|name| digest_of(name));
+        let digests = digests.chain([bare_id(image.id.as_str())]);
+        let by_digest = digests.filter_map(|digits| self.by_digest.get(digits));
+        let by_name = image.tags.iter().chain(&image.digests).filter_map(|name| self.called(name));
+        let by_prefix = self.by_prefix.iter().filter(|(pattern, _)| pattern.matches(image)).map(|(_, pod)| pod);
+        let pods = by_digest.chain(by_name).flatten().chain(by_prefix);
+        let mut pods: Vec<String> = pods.map(ToString::to_string).collect();
         pods.sort();
         pods.dedup();
         pods
+    }
+
+    /// The pods that wait for a listed name. Most listed names are already normalised, so few are parsed.
+    fn called(&self, name: &str) -> Option<&Vec<Arc<str>>> {
+        self.by_name.get(name).or_else(|| {
+            let parsed = self.tails.contains(tail(name)).then(|| name.parse::<Reference>())?;
+            self.by_name.get(&parsed.ok()?.canonical().to_string())
+        })
     }
 }
 
@@ -77,7 +123,12 @@ impl InventoryState {
 
 #[cfg(test)]
 mod tests {
-    use std::time::{Duration, SystemTime};
+    use std::{
+        collections::BTreeSet,
+        time::{Duration, SystemTime},
+    };
+
+    use proptest::prelude::*;
 
     use super::*;
     use crate::{
@@ -120,7 +171,6 @@ mod tests {
         ] {
             let leases = PodLeases::new(&[waiting("default/web", &[name])]);
             let image = image("docker.io/library/busybox:1", "cd");
-            assert_eq!(!leases.0.find(&image).is_empty(), is_leased, "{name}");
             assert_eq!(leases.pods_of(&image).len(), usize::from(is_leased), "{name}");
         }
     }
@@ -163,5 +213,31 @@ mod tests {
         assert_eq!(inventory.leases.until(&id, now + Duration::from_mins(11)), None);
         inventory.lease_to_pods(&[]);
         assert_eq!(inventory.leases.until(&id, now + Duration::from_mins(9)), None);
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        prop_oneof![
+            "(docker.io/|index.docker.io/|r:5/)?(library/|t/)?[ab](:1|:latest)?",
+            "(r:5/)?[ab](:1)?@sha256:(0{64}|1{64})",
+            "(sha256:)?(0{12}|0{64}|01{11}|0{66})",
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn the_pods_of_an_image_are_those_with_a_name_that_matches(
+            id in prop_oneof!["sha256:0{64}", "sha256:01{63}", "0{66}", "x"],
+            listed in proptest::collection::vec(name(), 0..4),
+            awaited in proptest::collection::vec(name(), 0..8),
+        ) {
+            let (digests, tags) = listed.into_iter().partition(|name| name.contains('@'));
+            let image = Image { id: ImageId::new(id), tags, digests, ..image("", "") };
+            let is_leased = |name: &String| name.parse::<PinPattern>().is_ok_and(|pattern| pattern.matches(&image));
+            let matching = awaited.iter().enumerate().filter(|(_, name)| is_leased(name));
+            let matching: BTreeSet<String> = matching.map(|(at, _)| at.to_string()).collect();
+            let pods: Vec<WaitingPod> =
+                awaited.iter().enumerate().map(|(at, name)| waiting(&at.to_string(), &[name])).collect();
+            prop_assert_eq!(PodLeases::new(&pods).pods_of(&image), matching.into_iter().collect::<Vec<_>>());
+        }
     }
 }

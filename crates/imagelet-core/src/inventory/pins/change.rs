@@ -40,7 +40,7 @@ impl Inventory {
     pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
         let state = self.lock();
         let has_own = !state.pins.is_empty() || !state.configured_pins.is_empty() || !state.set_pins.is_empty();
-        let has_pins = has_own || !state.pod_leases.0.is_empty();
+        let has_pins = has_own || !state.pod_leases.is_empty();
         if !has_pins && state.sandboxes.defaults().next().is_none() {
             return listing;
         }

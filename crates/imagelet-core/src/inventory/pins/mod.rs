@@ -1,7 +1,6 @@
 //! Pin patterns of an operator: references, globs and ids.
 
 pub(crate) mod change;
-pub(crate) mod index;
 pub(crate) mod set_pins;
 
 use std::str::FromStr;
@@ -27,11 +26,11 @@ pub enum PinError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PinPattern {
     text: String,
-    form: Form,
+    pub(super) form: Form,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     /// A `*` matches any characters. The glob must match the whole name.
     Glob(Glob),
     /// A prefix of an id or digest. If the text is also a valid name, the second field is that name.
@@ -98,7 +97,7 @@ impl PinPattern {
     }
 }
 
-fn digest_of(name: &str) -> Option<&str> {
+pub(super) fn digest_of(name: &str) -> Option<&str> {
     name.split_once('@').map(|(_, digest)| bare_id(digest))
 }
 
