@@ -13,7 +13,6 @@ use crate::{failpoint, image::ByteSize};
 
 /// The number of files of a full log. Removing one file removes a quarter of the history.
 const FILES: u64 = 4;
-/// The maximum number of bytes that [`recent`] reads.
 pub(super) const RECENT_BYTES_MAX: u64 = 4 << 20;
 const LOCK: &str = "lock";
 const SUFFIX: &str = ".jsonl";

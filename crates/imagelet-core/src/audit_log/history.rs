@@ -17,7 +17,6 @@ use crate::image::Reference;
 
 /// The minimum number of digits of an id prefix. A shorter prefix matches no image.
 const DIGITS_MIN: usize = 4;
-/// The maximum number of reported acts of an image. Earlier acts are omitted.
 const ACTS_MAX: usize = 100;
 
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -26,7 +25,6 @@ pub struct History {
     pub images: Vec<ImageHistory>,
     /// The time of the oldest line in the log. `None`: the log is empty.
     pub since: Option<Timestamp>,
-    /// The number of acts that could not be written.
     pub lost: u64,
     /// The number of torn or unknown lines, which are skipped.
     pub damaged: u64,

@@ -38,7 +38,6 @@ pub use self::{
 };
 use crate::lock::locked;
 
-/// Limit of queued acts. Further acts are lost and counted.
 const WAITING_MAX: usize = 256;
 /// The minimum size: a smaller log covers too little history.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;
@@ -122,7 +121,6 @@ impl AuditLog {
         }
     }
 
-    /// The number of records lost since this process started.
     pub fn lost(&self) -> u64 {
         self.state.lost.load(Ordering::Relaxed)
     }
@@ -167,7 +165,6 @@ impl Worker {
 }
 
 fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
-    // The number of lost acts that the log already reports.
     let mut reported = 0;
     while let Ok(message) = messages.recv() {
         match message {
@@ -193,7 +190,6 @@ fn work(files: &LogFiles, state: &WriteState, messages: &Receiver<Message>) {
 }
 
 impl Drop for AuditLog {
-    /// Writes the queued records.
     fn drop(&mut self) {
         let Some(Worker { queue, thread }) = locked(&self.worker).take() else { return };
         drop(queue);

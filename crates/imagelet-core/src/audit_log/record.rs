@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::text::named_enum;
 
-/// One act on an image or on the pins.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Act {
@@ -41,10 +40,8 @@ pub struct ActDetails {
     pub bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub took_ms: Option<u64>,
-    /// The stable code of the reason why a collection removed or kept the image.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub reason: String,
-    /// The text of the reason, if the code is not enough.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub why: String,
     /// What each host sent for a pull by the embedded store, for at most [`PullHost::REPORTED_MAX`] hosts.
@@ -53,7 +50,6 @@ pub struct ActDetails {
 }
 
 impl Act {
-    /// An act at the current time, without image keys.
     pub fn new(code: ActCode, names: Vec<String>, by: impl Into<String>) -> Self {
         let (at, by, details) = (Timestamp::now(), by.into(), ActDetails::default());
         Self { at, code, keys: Vec::new(), names, by, details }
@@ -108,9 +104,7 @@ named_enum! {
     #[serde(rename_all = "snake_case")]
     pub enum ActCode {
         Pulled = "pulled",
-        /// The image was imported from an archive.
         Imported = "imported",
-        /// The image was removed with all its names on request.
         RemovedOnRequest = "removed_on_request",
         /// One name of the image was removed on request.
         UntaggedOnRequest = "untagged_on_request",
@@ -122,7 +116,6 @@ named_enum! {
         PullFailed = "pull_failed",
         /// The caller of a pull disconnected before the end; the act has names and no key.
         PullGivenUp = "pull_given_up",
-        /// A collection removed the image.
         Removed = "removed",
         /// A collection selected the image, but the runtime or a later check prevented the removal.
         Refused = "refused",
@@ -130,12 +123,10 @@ named_enum! {
 }
 
 impl ActCode {
-    /// Whether the act is a failed or cancelled pull. Such an act has names and no key.
     pub(super) fn is_of_a_name(self) -> bool {
         matches!(self, Self::PullFailed | Self::PullGivenUp)
     }
 
-    /// Whether the names of the act are patterns.
     pub(super) fn is_of_pins(self) -> bool {
         matches!(self, Self::Pinned | Self::Unpinned)
     }
@@ -146,7 +137,6 @@ impl ActCode {
 pub(super) enum Line {
     Act(Act),
     Lost {
-        /// The time when writing succeeded again.
         at: Timestamp,
         count: u64,
     },

@@ -12,7 +12,6 @@ use crate::{
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// The disk usage at which a collection starts, and the usage at which it stops.
     pub bytes: GcMarks,
     /// The inode usage at which a collection starts, and the usage at which it stops. `None`: inode usage is ignored.
     pub inodes: Option<GcMarks>,
@@ -21,7 +20,6 @@ pub struct GcPolicy {
     /// Images that are idle for longer are removed at any disk usage. `None`: no image is removed because of its age.
     pub age_max: Option<Duration>,
     pub order: GcOrder,
-    /// What a collection removes if it cannot reach its goal. `None`: it then removes no image for space.
     pub pressure_relief: Option<ReliefMarks>,
     pub rules: GcRules,
 }
@@ -47,7 +45,6 @@ pub struct GcRequest {
     pub dry_run: bool,
 }
 
-/// The goal of a collection. With every goal, a collection keeps all images that are in use, pinned or leased.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcGoal {
     /// Removes images over the maximum idle time. At the high threshold, removes more, down to the low threshold.
@@ -56,7 +53,6 @@ pub enum GcGoal {
     AllUnused,
 }
 
-/// Usage thresholds. The constructor ensures `low <= high`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcMarks {
     high: Percent,
@@ -133,12 +129,10 @@ impl GcPolicy {
         Level::bytes(disk).wanted(self.bytes)
     }
 
-    /// The inodes to free, as [`Self::bytes_wanted`]. Also `None` if the policy or the file system has no inode limit.
     pub(crate) fn inodes_wanted(&self, disk: &DiskUse) -> Option<(u64, u64)> {
         Level::inodes(disk)?.wanted(self.inodes?)
     }
 
-    /// The amount to free to get below the critical usage. `None`: the policy has no pressure relief.
     pub(crate) fn relief_wanted(&self, disk: &DiskUse) -> Option<Freed> {
         let critical = self.pressure_relief?.critical;
         let wanted = |level: Level| if level.is_at(critical) { level.below(critical) } else { 0 };

@@ -20,7 +20,6 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
-    /// On: the first empty image list is trusted, as for the embedded store. Off: only a second empty list is trusted.
     pub(super) trusts_empty_list: bool,
     pub(super) found_none: AtomicBool,
 }

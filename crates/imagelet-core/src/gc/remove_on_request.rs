@@ -31,7 +31,6 @@ impl ImageGc {
         used: UsedImages,
         now: SystemTime,
     ) -> Result<Option<Image>, RuntimeError> {
-        // Only one collection or requested removal runs at a time.
         let waiting = Instant::now();
         let _turn = self.turn.lock().await;
         let Some(image) = self.runtime.status(spec).await? else { return Ok(None) };

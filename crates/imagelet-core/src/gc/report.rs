@@ -17,7 +17,6 @@ use crate::{
 pub struct GcReport {
     /// The disk at the start of the collection. All fields are zero if the disk could not be measured.
     pub disk_before: DiskUse,
-    /// The disk at the end of the collection. `None`: no image was removed, or the disk could not be measured.
     pub disk_after: Option<DiskUse>,
     pub sizes: GcSizes,
     /// One decision per image: planned removals in order, then the other images by key.
@@ -46,7 +45,6 @@ pub struct GcSizes {
 }
 
 impl GcReport {
-    /// The error text that the kubelet returns. `None` after a success.
     pub fn failure(&self) -> Option<String> {
         // An unreachable goal is no failure. It has its own event.
         let failures = self.failures.iter().filter(|error| !matches!(error, GcError::OutOfReach { .. }));
@@ -58,7 +56,6 @@ impl GcReport {
         self.decisions.iter().filter(|it| it.outcome == GcOutcome::Removed)
     }
 
-    /// The removed images, or in a dry run the selected images.
     pub fn chosen(&self) -> impl Iterator<Item = &GcDecision> {
         self.decisions.iter().filter(|it| matches!(it.outcome, GcOutcome::Removed | GcOutcome::Chosen))
     }
@@ -69,9 +66,7 @@ pub struct GcDecision {
     pub entry: Arc<ImageEntry>,
     pub outcome: GcOutcome,
     pub reason: Reason,
-    /// The purpose of the planned removal. `None`: no removal was planned.
     pub phase: Option<GcPhase>,
-    /// The bytes that this removal frees in addition to the previous removals.
     pub frees: ByteSize,
 }
 
@@ -109,7 +104,6 @@ pub enum GcOutcome {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GcEvent {
-    /// The event reason, which alerts match.
     pub reason: &'static str,
     pub message: String,
 }
@@ -121,14 +115,12 @@ pub enum GcError {
     Inventory(#[from] InventoryError),
     #[error(transparent)]
     Filesystem(RuntimeError),
-    /// The disk of the images is unknown, or its measurement failed.
     #[error(transparent)]
     Disk(#[from] PlainError),
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     #[error("{0}")]
     Removals(String),
-    /// The kubelet's policy: the disk is still too full after all possible removals.
     #[error(
         "Insufficient free disk space on the node's image filesystem ({used_percent}% of {} used). Failed to free \
          sufficient space by deleting unused images (freed {freed} bytes). Investigate disk usage, as it could be used \
@@ -139,7 +131,6 @@ pub enum GcError {
     #[error("{text}")]
     OutOfReach {
         shortfall: Shortfall,
-        /// The event text. It begins like the kubelet's event text, because alerts match that beginning.
         text: String,
     },
     #[error("could not ask what is in use before removing an image")]
@@ -161,7 +152,6 @@ impl GcError {
     }
 }
 
-/// The maximum length in bytes of the text of a reason in the audit log.
 const TEXT_LENGTH_MAX: usize = 1024;
 
 impl GcDecision {

@@ -126,17 +126,14 @@ struct Run<'a> {
     containers_vanished: bool,
     /// During the run, the decisions have only the images that the collection tried to remove.
     report: GcReport,
-    /// The amount to free, from the first plan that needs space.
     wanted: Option<Freed>,
     last: Option<(Arc<Snapshot>, Plan)>,
     spared: BTreeMap<ImageKey, Reason>,
     done: Done,
-    /// The sum of the listed sizes of the images removed for space. `None`: no image was removed for space.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
     aborted: Option<String>,
-    /// Whether a plan needed space or had a removal. If so, the reasons to keep the other images are logged at `INFO`.
     is_active: bool,
 }
 
@@ -175,7 +172,6 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Measures the disk. A failed measurement is an error only for a threshold goal.
     async fn measure(&self) -> Result<DiskUse, GcError> {
         let disk = self.gc.measure().await;
         match self.request.goal {
@@ -201,7 +197,6 @@ impl<'a> Run<'a> {
             request: self.request,
             now: self.now,
             snapshot,
-            // The disk at the start of the collection. `done` has what the removals have freed since then.
             disk,
             done: if self.request.policy.rules.measures_first {
                 self.done
@@ -227,7 +222,6 @@ impl<'a> Run<'a> {
         is_disturbed && self.aborted.is_none() && self.request.policy.is_planned()
     }
 
-    /// Records a plan for the report. The first plan that needs space sets the wanted amount.
     fn note(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         self.is_active |= plan.wanted.is_some() || !plan.steps.is_empty();
         if self.last.is_none() {
@@ -255,7 +249,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// In a dry run, counts all planned removals as done.
     fn foresee(&mut self, plan: &Plan, input: &PlanInput<'_>) {
         for step in &plan.steps {
             let entry = &input.snapshot.entries[step.place];
@@ -299,13 +292,11 @@ impl<'a> Run<'a> {
         *freed = freed.plus(frees);
     }
 
-    /// Whether the listed sizes reach the wanted amount, which stops a collection with `GcOrder::ListedSizes`.
     fn has_enough(&self, plan: &Plan) -> bool {
         let wanted = plan.wanted.map_or(u64::MAX, |wanted| wanted.bytes.0);
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
     }
 
-    /// Checks the image again and begins its removal. Requests for the image wait until the result is dropped.
     async fn begin(&mut self, entry: &ImageEntry) -> Result<Removal<'a>, Reason> {
         if let Some(why) = self.aborted.clone() {
             return Err(Reason::Aborted(why));
@@ -380,7 +371,6 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Records why the image was not removed. Returns false, as `remove` does for an image that stays.
     fn spare(&mut self, entry: &Arc<ImageEntry>, step: &Step, reason: Reason) -> bool {
         self.spared.insert(entry.key(), reason.clone());
         self.decide(entry, step, GcOutcome::Kept, reason);

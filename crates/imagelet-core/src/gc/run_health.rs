@@ -13,7 +13,6 @@ pub struct GcRuns {
 pub struct RunMessage {
     /// `ERROR` for a failure, `INFO` for the first success after a failure, `DEBUG` for any other success.
     pub level: Level,
-    /// The log text, exactly as in the kubelet.
     pub text: &'static str,
     pub event: Option<GcEvent>,
 }

@@ -62,7 +62,6 @@ impl InventoryState {
         self.waits().for_each(|at| *at = wall.min(*at));
     }
 
-    /// Ends the leases of pods whose new containers are listed.
     fn serve_leases(&self, survey: &Survey, leases: &mut Leases) {
         let pods = leases.open_pods();
         let mut served = Vec::new();
@@ -117,7 +116,6 @@ fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     keyed.into_iter().map(|(_, image)| image).collect()
 }
 
-/// The first bytes of a text as a number that sorts like the text.
 fn head(text: &[u8]) -> u128 {
     let mut head = [0; size_of::<u128>()];
     let length = text.len().min(head.len());

@@ -29,7 +29,6 @@ impl Clocks {
         Self { wall: SystemTime::now(), steady: Instant::now() }
     }
 
-    /// How far the wall clock has stepped forward since `since`. Zero: there was no step.
     pub(super) fn forward_step(self, since: Self) -> Duration {
         let wall = self.wall.duration_since(since.wall).unwrap_or_default();
         let step = wall.saturating_sub(self.steady.duration_since(since.steady));
@@ -54,7 +53,6 @@ impl InventoryState {
         self.waits().for_each(|at| *at += step);
     }
 
-    /// The start times of the waits whose end depends on the wall clock.
     pub(super) fn waits(&mut self) -> impl Iterator<Item = &mut SystemTime> {
         let released = self.memory.images.values_mut().filter_map(|usage| usage.times.released_at.as_mut());
         self.watch.vanished_at.iter_mut().chain(released)

@@ -13,13 +13,11 @@ use crate::{
     ports::{Container, Listing, Pod, Sandbox},
 };
 
-/// The maximum length of `NAMESPACE/POD`. A longer text is not recorded.
 pub(crate) const USER_LENGTH_MAX: usize = 512;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ImageUses {
     pub(crate) by: Vec<String>,
-    /// Whether a container or sandbox of the runtime uses the image. Mounts of the embedded store do not count.
     pub(crate) has_containers: bool,
     pub(crate) fresh: Vec<Fresh>,
 }
@@ -30,7 +28,6 @@ pub(crate) type Users = BTreeMap<ImageKey, ImageUses>;
 /// A container that was absent in the previous pass.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Fresh {
-    /// Creation time by the wall clock. `None` if the runtime does not report it.
     pub(crate) created: Option<SystemTime>,
     pub(crate) user: Option<String>,
 }

@@ -81,7 +81,6 @@ pub struct Inventory {
     runtime: RuntimeManager,
     directory: Option<StateDir>,
     state: Arc<Mutex<InventoryState>>,
-    /// Locked during a write of the ledger.
     ledger: Option<Arc<Mutex<LedgerFile>>>,
     /// The number of the last successful pass. The lock queues passes and protects no other data.
     pass: tokio::sync::Mutex<u64>,
@@ -107,14 +106,12 @@ struct InventoryState {
     mounts: BTreeMap<String, Vec<String>>,
     sandboxes: Sandboxes,
     watch: ObservationWindow,
-    /// Whether the ledger on disk is older than this state.
     dirty: bool,
     flushed_at: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
 pub struct Snapshot {
-    /// The time when the listings were complete.
     pub taken_at: SystemTime,
     /// All images, sorted by key.
     pub entries: Vec<Arc<ImageEntry>>,
@@ -137,9 +134,7 @@ pub struct ImageEntry {
     pub image: Arc<Image>,
     pub usage: ImageUsage,
     pub leased_until: Option<SystemTime>,
-    /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of the image yet.
     pub awaited_by: Vec<String>,
-    /// What pins the image: patterns, `runtime`, `sandbox image`, `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
 }
 
@@ -161,10 +156,8 @@ pub enum InventoryError {
     /// The runtime did not report the mounts of a container. The text is the kubelet's and includes the cause.
     #[error("get container status: {}", .0.chain())]
     Mounts(RuntimeError),
-    /// The runtime did not report the image of a sandbox or its image for new sandboxes.
     #[error("get sandbox image: {}", .0.chain())]
     Sandboxes(RuntimeError),
-    /// The runtime lists no containers after it listed some. The list is not trusted.
     #[error("the runtime lists no containers where it listed some before; removed nothing on that answer")]
     ContainersVanished,
     #[error("could not keep the inventory in `{}`", path.display())]
@@ -224,7 +217,6 @@ impl Inventory {
         // The clock starts before the wait for another pass, so that the wait is added to `now`.
         let began = Instant::now();
         let asked = self.passes_begun.load(Ordering::SeqCst);
-        // Locked during the pass. Callers that wait for this lock share the next pass.
         let mut succeeded = self.pass.lock().await;
         if *succeeded > asked
             && let Some(snapshot) = self.snapshot()
@@ -251,7 +243,6 @@ impl Inventory {
         self.lock().snapshot.clone()
     }
 
-    /// Records a request by a caller that may start a container. The request counts as a use of the image.
     pub fn touch(&self, key: &ImageKey, now: SystemTime) {
         self.record(key, UseReport::default(), 1, now);
     }
@@ -288,7 +279,6 @@ impl Inventory {
         !self.lock().memory.pending.is_empty()
     }
 
-    /// Queries the runtime. Images are listed before pods: at worst, the image of a new container is not listed yet.
     async fn survey(&self) -> Result<Survey, InventoryError> {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;
@@ -322,7 +312,6 @@ impl Inventory {
         containers.chain(sandboxes).all(|is_gone| async move { is_gone }).await
     }
 
-    /// The images mounted into each container. Only new containers are queried.
     async fn mounts(&self, pods: &[Pod]) -> Result<BTreeMap<String, Vec<String>>, InventoryError> {
         let ids = pods.iter().flat_map(|pod| &pod.containers).map(|container| &container.id);
         let (mut mounts, unknown) = split_known(ids, &self.lock().mounts);
@@ -347,7 +336,6 @@ impl Inventory {
     }
 }
 
-/// Returns the known values of these ids, and the ids that have no known value.
 fn split_known<'a, T: Clone>(
     ids: impl Iterator<Item = &'a String>,
     known: &BTreeMap<String, T>,
@@ -365,7 +353,6 @@ impl InventoryState {
         let sets = self.set_pins.iter().filter(|pin| pin.pattern.matches(image)).map(|pin| pin.owner.as_str());
         let mut by: Vec<String> = Vec::new();
         for name in runtime.into_iter().chain(sandboxes).chain(pins.map(PinPattern::text)).chain(sets) {
-            // A pattern pinned by a command and by the configuration is listed once.
             if by.iter().all(|by| by != name) {
                 by.push(name.to_owned());
             }
@@ -373,12 +360,10 @@ impl InventoryState {
         by
     }
 
-    /// Whether other image managers see the image as pinned. An image that a pod waits for is included.
     fn is_pinned(&self, image: &Image) -> bool {
         !self.pinned_by(image).is_empty() || !self.pod_leases.pods_of(image).is_empty()
     }
 
-    /// Applies changed pins to the snapshot without waiting for the next pass.
     fn repin(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         let mut snapshot = Snapshot::clone(snapshot);

@@ -16,16 +16,13 @@ const LIST_AGE_MAX: Duration = Duration::from_secs(30);
 
 const NAMES_MAX: usize = 5;
 
-/// An image in `status.images` of a Node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct NodeImage {
-    /// At most five digests and tags, digests first.
     pub names: Vec<String>,
     pub size_bytes: u64,
 }
 
-/// The time of the last list, and the sorted list. `None`: no list was read yet.
 pub(super) type ImageCache = Mutex<(Option<Instant>, Arc<[Arc<Image>]>)>;
 
 impl Inventory {
@@ -50,12 +47,10 @@ impl Inventory {
     }
 }
 
-/// Sorts the largest image first. Images of equal size are sorted by id in descending order.
 fn sort_for_status(images: &mut [Arc<Image>]) {
     images.sort_by(|a, b| (Reverse(a.size), Reverse(&a.id)).cmp(&(Reverse(b.size), Reverse(&b.id))));
 }
 
-/// The first `images_max` images of a sorted list. `None`: all images of the list.
 pub fn node_images(images: &[Arc<Image>], images_max: Option<usize>) -> Vec<NodeImage> {
     let shown = images_max.map_or(images.len(), |max| max.min(images.len()));
     let node_image = |image: &Arc<Image>| NodeImage {

@@ -35,7 +35,6 @@ impl ObservationWindow {
     }
 }
 
-/// How long the last container of an image must be missing until it counts as gone.
 pub(super) fn settling(lease: Duration) -> Duration {
     VANISHED_WAIT.min(lease)
 }

@@ -29,7 +29,6 @@ pub enum Reason {
     /// The image stays: its last container vanished recently, so the list of containers may be incomplete.
     Released,
     JustUsed,
-    /// The image stays, because no space is needed, or because other removals free enough.
     NotNeeded,
     NotEnough,
     Recent {
@@ -38,7 +37,6 @@ pub enum Reason {
     },
     Gone,
     Aborted(String),
-    /// The image stays, because the runtime rejected the removal with this error. Only the runtime sees the user.
     Refused(String),
     Failed(String),
     /// The image stays, because it cannot be removed or was still present after its removal. The text is the error.
@@ -49,7 +47,6 @@ pub enum Reason {
     },
     Room {
         idle: Idle,
-        /// The bytes that this removal frees in addition to the previous removals.
         frees: ByteSize,
     },
     Unused(Idle),
@@ -168,7 +165,6 @@ impl Reason {
     }
 }
 
-/// A text with the first users and the number of further users.
 fn first_of(users: &[String]) -> String {
     const SHOWN_MAX: usize = 3;
     let shown = users[..users.len().min(SHOWN_MAX)].join(", ");

@@ -10,13 +10,11 @@ use std::{
 
 use crate::image::{Image, Reference};
 
-/// The minimum number of digits of an id prefix. A runtime's short id has this length.
 pub(super) const ID_PREFIX_MIN: usize = 12;
 
 #[derive(Debug)]
 pub(super) struct ReferenceMatches<'a, 't> {
     images: &'a [Arc<Image>],
-    /// Text → ascending indices of the images that the text names.
     found: HashMap<&'t str, Vec<usize>>,
 }
 
@@ -102,7 +100,6 @@ fn by_prefix<'t>(images: &[Arc<Image>], prefixes: Vec<&'t str>) -> HashMap<&'t s
     prefixes.into_iter().map(of_prefix).collect()
 }
 
-/// A filter with the ends of all searched texts. Most listed names have another end and are skipped.
 #[derive(Debug)]
 struct EndFilter {
     /// A bit set of the hashed last eight bytes of each text. Names and digests differ most in these bytes.
@@ -127,7 +124,6 @@ impl EndFilter {
         filter
     }
 
-    /// Whether this text, or an end of it, may be a searched text.
     fn may_have_end_of(&self, text: &str) -> bool {
         let is_long = text.as_bytes().last_chunk().is_some_and(|end| {
             let place = Self::place(*end);
@@ -151,7 +147,6 @@ fn spellings(text: &str) -> impl Iterator<Item = Cow<'_, str>> {
     all.into_iter().flatten().filter(|spelling: &Cow<'_, str>| !spelling.is_empty())
 }
 
-/// The part after the last slash of a name.
 pub(super) fn tail(name: &str) -> &str {
     name.rsplit('/').next().unwrap_or(name)
 }
@@ -160,7 +155,6 @@ pub(super) fn bare_id(id: &str) -> &str {
     id.strip_prefix("sha256:").unwrap_or(id)
 }
 
-/// Whether the text may be a prefix of an id's digits.
 pub(super) fn is_id_prefix(bare: &str) -> bool {
     bare.len() >= ID_PREFIX_MIN && bare.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }

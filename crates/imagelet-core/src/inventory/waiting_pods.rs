@@ -28,9 +28,7 @@ pub struct WaitingPod {
 /// The pods that wait for each image name. Names and digests are looked up; prefixes of ids are compared one by one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PodLeases {
-    /// By normalised name.
     by_name: HashMap<String, Vec<Arc<str>>>,
-    /// By the digits of a digest.
     by_digest: HashMap<String, Vec<Arc<str>>>,
     /// For each name in `by_name`: the part after the last slash, with and without `:latest`.
     tails: HashSet<String>,
@@ -62,7 +60,6 @@ impl PodLeases {
         self.by_name.is_empty() && self.by_digest.is_empty() && self.by_prefix.is_empty()
     }
 
-    /// The pods that wait for an image, sorted.
     pub(crate) fn pods_of(&self, image: &Image) -> Vec<String> {
         if self.is_empty() {
             return Vec::new();
@@ -107,7 +104,6 @@ impl Inventory {
 }
 
 impl InventoryState {
-    /// Applies changed leases to the snapshot without waiting for the next pass.
     fn redraw_awaited(&mut self) {
         let Some(snapshot) = &self.snapshot else { return };
         let mut snapshot = Snapshot::clone(snapshot);

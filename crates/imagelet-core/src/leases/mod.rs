@@ -36,7 +36,6 @@ pub(crate) struct Leases {
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     pub(crate) removing: BTreeSet<ImageId>,
     begun: u64,
-    /// Ended removals, each with the value of `begun` at its end.
     ended: VecDeque<(u64, ImageId)>,
     /// If set, the leases on disk are unreadable, and all images count as leased until this time.
     pub(crate) all_until: Option<SystemTime>,
@@ -44,7 +43,6 @@ pub(crate) struct Leases {
     pub(crate) pods_unknown_until: Option<SystemTime>,
     /// The request time and the lease version of each image in the last write, which may still be running.
     kept: BTreeMap<ImageId, (SystemTime, u64)>,
-    /// Increases with each lease that must be written.
     pub(crate) version: u64,
 }
 
@@ -54,7 +52,6 @@ pub(crate) struct Lease {
     pub(crate) since: SystemTime,
     /// The time of the pod's last request. The duration of the lease starts at this time.
     pub(crate) asked_at: SystemTime,
-    /// Number of requests without a matching container.
     pub(crate) open: u32,
 }
 
@@ -138,7 +135,6 @@ impl Leases {
         }
     }
 
-    /// Moves the ends of all leases by a forward step of the wall clock.
     pub(crate) fn shift(&mut self, step: Duration) {
         for lease in self.images.values_mut().flat_map(BTreeMap::values_mut) {
             lease.asked_at += step;
@@ -174,7 +170,6 @@ impl Leases {
         self.ended.push_back((self.begun, id.clone()));
     }
 
-    /// Pods that have a request without a matching container.
     pub(crate) fn open_pods(&self) -> BTreeSet<&str> {
         self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
     }

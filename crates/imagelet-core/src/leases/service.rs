@@ -17,7 +17,6 @@ use crate::{
 pub struct LeaseService {
     state: Mutex<Leases>,
     file: LeaseFile,
-    /// Notified at the end of each removal.
     removals: tokio::sync::Notify,
 }
 
@@ -93,7 +92,6 @@ impl LeaseService {
         }
     }
 
-    /// Leases an image that was found after the mark. Returns the lease version. `None`: a removal ran since the mark.
     fn lease(&self, id: &ImageId, pod: &str, mark: ReadMark, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
         (!leases.is_overtaken(id, mark)).then(|| leases.lease(id, pod, now))

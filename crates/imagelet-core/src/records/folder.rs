@@ -30,7 +30,6 @@ type Files<T> = HashMap<String, Result<Arc<T>, Arc<Unreadable>>>;
 pub(super) struct RecordFolder<T> {
     /// `None`: the records are only in memory.
     path: Option<PathBuf>,
-    /// `true`: changes are only in memory.
     is_read_only: bool,
     disk: Arc<dyn Disk>,
     /// Locked during each change and the decision that leads to it.
@@ -39,7 +38,6 @@ pub(super) struct RecordFolder<T> {
     files: Mutex<Files<T>>,
 }
 
-/// A record file exists or may exist, but cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Unreadable {
     #[error(transparent)]
@@ -80,7 +78,6 @@ impl<T: RecordFile> RecordFolder<T> {
         self.path.is_some() && self.disk.takes_time()
     }
 
-    /// Blocks other changes until the guard is dropped.
     pub(super) fn turn(&self) -> MutexGuard<'_, ()> {
         locked(&self.turn)
     }
@@ -91,7 +88,6 @@ impl<T: RecordFile> RecordFolder<T> {
         Ok(found.filter(|found| found.key() == key))
     }
 
-    /// Finds a record as [`Self::find`], but reads an unreadable file again.
     pub(super) fn find_again(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
         self.find(key).or_else(|_| {
             self.read_again(&file_name(key));
@@ -109,7 +105,6 @@ impl<T: RecordFile> RecordFolder<T> {
         (self.files().values().flatten().cloned().collect(), failures)
     }
 
-    /// The files that could not be read at the last attempt: their names and errors.
     pub(super) fn unreadable(&self) -> Vec<(String, Arc<Unreadable>)> {
         let broken =
             |(name, file): (&String, &Result<_, Arc<Unreadable>>)| Some((name.clone(), file.as_ref().err()?.clone()));
@@ -120,7 +115,6 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().len()
     }
 
-    /// Writes a record. After a crash, the file has the old content or the new content.
     pub(super) fn write(&self, record: T) -> io::Result<()> {
         let name = file_name(record.key());
         if let Some(path) = self.writable() {

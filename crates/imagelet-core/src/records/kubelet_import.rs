@@ -23,7 +23,6 @@ use crate::{durable::MachineDisk, image::ImageId};
 /// The maximum number of files read per folder. A kubelet has one file for each image that it pulled.
 const FILES_MAX: usize = 50_000;
 
-/// The pull records of a kubelet, below its data root.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KubeletRecords {
     pulled: PathBuf,
@@ -31,7 +30,6 @@ pub struct KubeletRecords {
 
 #[derive(Debug, Default)]
 pub struct KubeletRecordList {
-    /// The pulled images, each with the time of its record.
     pub dated: Vec<(ImageId, SystemTime)>,
     /// The skipped files, each with the reason: the record is unreadable or is about another image.
     pub passed_over: Vec<(String, io::Error)>,

@@ -16,7 +16,6 @@ use crate::{
     text::file_time,
 };
 
-/// The maximum number of images whose last pull is remembered.
 const TOUCHED_MAX: usize = 4096;
 
 /// After this number of checks without the image, one per collection, the interrupted pull counts as over.
@@ -60,10 +59,8 @@ impl Touched {
     }
 }
 
-/// The handling of an intent whose image is not present.
 #[derive(Clone, Copy, Debug)]
 pub enum Absent {
-    /// The intent stays: the image may still arrive.
     Stays,
     /// The intent is removed if the image was absent in more than one check.
     RemovedAfterChecks,
@@ -145,7 +142,6 @@ impl PullRecords {
         Ok(())
     }
 
-    /// Records that a pull fetched these images for an unknown client.
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         for id in ids {
             self.forget_preloaded(id, Some(begun))?;

@@ -67,7 +67,6 @@ const UNRECORDED_MAX: usize = 1024;
 /// A recorded time may be this far in the future, because the clock may have been corrected. A later time is invalid.
 pub(crate) const CLOCK_SLACK: Duration = Duration::from_mins(5);
 
-/// The recorded pulls. They decide which clients may use a present image.
 pub struct PullRecords {
     /// `None`: recording is off, and every client may use every image.
     settings: Option<RecordsSettings>,
@@ -85,9 +84,7 @@ struct RecordsState {
     running: HashMap<String, usize>,
     /// Requested name in an intent without a running pull → number of checks that did not find the image.
     left: HashMap<String, u8>,
-    /// Pulled images whose record could not be written.
     unrecorded: HashSet<ImageId>,
-    /// Whether there were more unrecorded images than [`UNRECORDED_MAX`].
     unrecorded_overflow: bool,
     touched: Touched,
 }
@@ -131,7 +128,6 @@ impl Evidence {
 pub enum RecordsError {
     #[error("could not {action} the pull record of `{subject}`")]
     Io { action: &'static str, subject: String, source: io::Error },
-    /// The requested name is invalid, so the image cannot be recorded under this name.
     #[error("`{image}` cannot be recorded")]
     Name { image: String, source: ReferenceError },
 }
@@ -338,7 +334,6 @@ impl PullRecords {
         learned
     }
 
-    /// Whether a pull with an open intent may have fetched this image.
     fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
         let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(self.intents.find(name)?.is_some());
         if self.is_running(image) || is_begun(image)? {
@@ -465,7 +460,6 @@ impl Drop for Intent {
     }
 }
 
-/// A record without credentials: each client must present credentials.
 fn empty(id: &ImageId) -> PulledRecord {
     PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }
 }

@@ -27,24 +27,20 @@ const IMAGES_MAX: usize = 1024;
 const NAMES_MAX: usize = 8;
 const FILE: &str = "preloaded-images.json";
 
-/// Image id → repositories, each with its registry host.
 type RepositoriesById = BTreeMap<String, BTreeSet<String>>;
 
 #[derive(Debug)]
 pub(super) struct PreloadedImages {
-    /// `None`: the images are only in memory.
     path: Option<PathBuf>,
     disk: Arc<dyn Disk>,
     /// Locked during a change and its write, so that an older state never replaces a newer state on disk.
     turn: Mutex<()>,
-    /// Locked for moments, never during disk I/O.
     state: Mutex<PreloadedState>,
 }
 
 #[derive(Debug, Default)]
 struct PreloadedState {
     images: RepositoriesById,
-    /// Whether the last write failed, so that the file has an earlier state.
     is_unwritten: bool,
     /// Whether the kubelet's intents were unreadable at the last attempt, so that no image was remembered.
     is_blocked: bool,

@@ -9,7 +9,6 @@ use super::{
 use crate::text::PlainError;
 use crate::{credentials::ObjectIdentity, image::trim_tag_and_digest};
 
-/// The maximum number of recorded secrets for one name of an image.
 const SECRETS_MAX: usize = 100;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +27,6 @@ pub enum Guard {
     /// Only the name in the intent, as in the kubelet. After a crash during a pull, all clients may use the image under
     /// all other names. Pruning compares only times in whole seconds.
     Spelling,
-    /// All names of the image.
     Image,
 }
 
@@ -50,7 +48,6 @@ pub enum VerificationPolicy {
     NeverVerify,
     /// Clients must present credentials for pulled images, but not for preloaded images.
     NeverVerifyPreloadedImages,
-    /// Clients must present credentials for all images except those in the list.
     NeverVerifyAllowlistedImages(Allowlist),
     AlwaysVerify,
 }
@@ -139,7 +136,6 @@ impl CheckResult {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Verdict {
     pub(crate) allowed: bool,
-    /// The metric label of the check. `None`: the check changes no metric.
     pub(crate) result: Option<CheckResult>,
     pub(crate) learned: Option<ImageAccess>,
 }
@@ -158,7 +154,6 @@ impl Verdict {
     const FOUND: Self = Self::new(true, CheckResult::RecordFound);
     const AUTHENTICATE: Self = Self::new(false, CheckResult::MustAuthenticate);
     pub(super) const ABSENT: Self = Self { allowed: false, result: None, learned: None };
-    /// An unreadable record rejects every client.
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 

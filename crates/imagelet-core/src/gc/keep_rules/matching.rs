@@ -62,7 +62,6 @@ fn is_fresh(rule: &KeepRule, entry: &ImageEntry, now: SystemTime) -> bool {
     })
 }
 
-/// Returns a constructor for the reason, or `None` if the rule does not match the image.
 fn covers(
     scope: &KeepScope,
     entry: &ImageEntry,

@@ -20,7 +20,6 @@ const LAST_TAGS_MAX: u32 = 10_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRules {
-    /// If several rules match an image, the first rule is reported.
     pub keep: Vec<KeepRule>,
     /// On: collections remove only images that imagelet pulled or adopted. Off: collections remove any image.
     pub only_owned: bool,
@@ -49,7 +48,6 @@ pub(super) enum KeepScope {
     },
     Label {
         key: String,
-        /// `None`: the rule matches any value of the label.
         value: Option<Glob>,
     },
     /// The rule matches an image whose last user is a pod in a namespace that the glob matches.
@@ -62,14 +60,12 @@ pub(super) enum KeepScope {
 pub struct KeepRuleText {
     /// A glob that matches repository names. Requires `last_tags`.
     pub repository: Option<String>,
-    /// The number of latest tags to keep in each matching repository. Requires `repository`.
     pub last_tags: Option<i64>,
     /// `KEY` or `KEY=GLOB`.
     pub label: Option<String>,
     pub namespace: Option<String>,
     /// A reference, a glob, or 12 or more digits of an id or digest.
     pub image: Option<String>,
-    /// The rule keeps an image only for this time after its last use or its first sight, whichever is later.
     pub unused_max: Option<Duration>,
 }
 

@@ -31,25 +31,21 @@ use crate::{
     ports::{Certainty, Freed, LayerGraph},
 };
 
-/// All inputs of a plan. Equal inputs give equal plans.
 #[derive(Clone, Debug)]
 pub(super) struct PlanInput<'a> {
     pub(super) request: &'a GcRequest,
     pub(super) now: SystemTime,
     pub(super) snapshot: &'a Snapshot,
-    /// The disk at the start of the collection. `None`: the disk was not measured.
     pub(super) disk: Option<DiskUse>,
     /// The space that the collection has already freed. `disk` is as it was before these removals.
     pub(super) done: Done,
     /// The keep rule that keeps each entry of the snapshot. The slice is empty if there are no rules.
     pub(super) ruled: &'a [Option<Reason>],
-    /// The layers that images share. `None`: the layers are unknown.
     pub(super) layers: Option<&'a LayerGraph>,
     /// The images to skip, each with the reason: this or an earlier collection has already tried to remove the image.
     pub(super) spared: &'a BTreeMap<ImageKey, Reason>,
 }
 
-/// The amounts that a collection has freed for space and by age.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Done {
     pub(super) space: Freed,
@@ -76,13 +72,10 @@ pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
     /// The steps that replace failed steps. Empty except with `GcOrder::ListedSizes`.
     pub(super) reserve: Vec<Step>,
-    /// The reason why each image of the snapshot stays. `None`: the plan removes the image.
     pub(super) kept: Vec<Option<Reason>>,
-    /// The amount to free. `None`: no space is needed, or the goal is to remove all unused images.
     pub(super) wanted: Option<Freed>,
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
-    /// What uses the disk after all steps. `None`: the candidates can free the wanted amount.
     pub(super) shortfall: Option<Shortfall>,
 }
 
@@ -91,7 +84,6 @@ pub(super) struct Step {
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
-    /// The amount that this step frees in addition to the previous steps.
     pub(super) frees: Freed,
 }
 
@@ -209,7 +201,6 @@ fn too_fresh(entry: &ImageEntry, input: &PlanInput<'_>) -> Option<Reason> {
     is_younger(entry.usage.times.requested_at, age_min, input.now).then_some(Reason::Leased(age_min))
 }
 
-/// Whether the image is idle for at least the time after which pressure relief removes an image.
 fn is_idle(entry: &ImageEntry, input: &PlanInput<'_>) -> bool {
     let since = entry.usage.times.last_used.max(entry.usage.times.first_seen).max(entry.usage.times.requested_at);
     input.request.policy.pressure_relief.is_some_and(|relief| !is_younger(since, relief.idle_min, input.now))

@@ -23,9 +23,7 @@ const KNOWN_WEIGHT_MAX: f64 = 10.0 / 3.0;
 /// The frequency decays after `SLACK` intervals without use. Each further idle second then counts `AGING` times.
 const SLACK: f64 = 1.3;
 const AGING: f64 = 8.0;
-/// The factor for the score of an image that was not used a second time.
 const NEVER_RETURNED: f64 = 0.5;
-/// The factor for the score of an image that a newer image of its repository has superseded.
 const SUPERSEDED: f64 = 0.03;
 const DAY: f64 = 86_400.0;
 /// The assumed network speed in bytes per second. The cost of a pull at this speed is its number of bytes.
@@ -55,7 +53,6 @@ pub(super) fn costs(input: &PlanInput<'_>, places: &[usize]) -> Vec<u64> {
     places.iter().map(cost).collect()
 }
 
-/// The factor for the cost of an image, from its measured pull. At the assumed network speed, the factor is 1.
 fn slowness(pulled: Option<PullCost>) -> f64 {
     let Some(cost) = pulled.filter(|cost| cost.bytes.0 >= PULL_MIN) else { return 1.0 };
     (cost.duration.as_secs_f64() * LINK_BYTES / cost.bytes.0 as f64).clamp(SLOWNESS.0, SLOWNESS.1)

@@ -28,7 +28,6 @@ pub struct Shortfall {
     pub missing: Freed,
 }
 
-/// Calculates what uses the disk after the removals. The images with the indices in `removed` free the amount `freed`.
 pub(crate) fn shortfall(
     input: &PlanInput<'_>,
     candidates: &[usize],
@@ -99,7 +98,6 @@ fn by_layers(graph: &LayerGraph, input: &PlanInput<'_>, holds: &[Hold]) -> [Byte
 pub(crate) struct ReportedShortfall(Mutex<Option<Shortfall>>);
 
 impl ReportedShortfall {
-    /// Whether the shortfall differs from the last reported shortfall. If so, stores it as reported.
     pub(crate) fn is_new(&self, disk: &DiskUse, shortfall: &Shortfall) -> bool {
         let mut reported = locked(&self.0);
         if reported.as_ref().is_some_and(|reported| is_alike(reported, shortfall, disk)) {

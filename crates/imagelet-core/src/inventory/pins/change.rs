@@ -17,7 +17,6 @@ impl Inventory {
         self.lock().configured_pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
-    /// Replaces the configured pins. No command removes them and no file stores them.
     pub(crate) fn set_configured_pins(&self, pins: Vec<PinPattern>) {
         let mut state = self.lock();
         if state.configured_pins != pins {
@@ -26,7 +25,6 @@ impl Inventory {
         }
     }
 
-    /// What pins an image, as in `ImageEntry::pinned_by`.
     pub fn pins_of(&self, image: &Image) -> Vec<String> {
         self.lock().pinned_by(image)
     }
@@ -119,7 +117,6 @@ impl Inventory {
     }
 }
 
-/// Adds a pattern. Returns false if the pattern exists.
 fn add(pins: &mut Vec<PinPattern>, pattern: &str) -> Result<bool, PinError> {
     let pattern: PinPattern = pattern.parse()?;
     if pins.iter().any(|pin| pin.text() == pattern.text()) {

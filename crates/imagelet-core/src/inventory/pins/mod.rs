@@ -31,7 +31,6 @@ pub struct PinPattern {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Form {
-    /// A `*` matches any characters. The glob must match the whole name.
     Glob(Glob),
     /// A prefix of an id or digest. If the text is also a valid name, the second field is that name.
     Digits(String, Option<String>),

@@ -15,7 +15,6 @@ const FILE: &str = "set-pins.json";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OwnedPin {
-    /// The image as spelled in the set.
     pub pattern: PinPattern,
     /// `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
     pub owner: String,

@@ -21,7 +21,6 @@ pub struct UseReport {
     /// `NAMESPACE/POD` of the requesting pod, if known.
     pub user: Option<String>,
     pub pulled: Option<PullCost>,
-    /// Whether the request is a prefetch, which does not count as a use.
     pub is_prefetch: bool,
 }
 
@@ -34,7 +33,6 @@ pub(crate) struct PassTimes {
     /// The time after the listings by the wall clock. Waits use this time.
     pub(crate) wall: SystemTime,
     pub(crate) settling: Duration,
-    /// Whether containers may be missing from the list.
     pub(crate) is_doubtful: bool,
 }
 
@@ -44,7 +42,6 @@ pub struct UseTimes {
     /// Time of the first pass that listed the image. It is set for every present image.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub first_seen: Option<SystemTime>,
-    /// Time of the last use or request.
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub last_used: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
@@ -55,7 +52,6 @@ pub struct UseTimes {
     pub released_at: Option<SystemTime>,
     #[serde(with = "nanos", skip_serializing_if = "Option::is_none")]
     pub(crate) gone: Option<SystemTime>,
-    /// Time of the last request by a pull or a pod.
     #[serde(skip)]
     pub(crate) requested_at: Option<SystemTime>,
 }
@@ -72,7 +68,6 @@ pub struct ImageUsage {
     /// Whether the image was prefetched for a set and is unused since then. A collection removes such an image first.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub prefetched: bool,
-    /// The last user as `NAMESPACE/POD`, if it was a pod.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,7 +76,6 @@ pub struct ImageUsage {
     /// The users: `NAMESPACE/POD/CONTAINER`, `NAMESPACE/POD (sandbox)`, `mount DIRECTORY`, `container ID`.
     #[serde(skip)]
     pub used_by: Vec<String>,
-    /// Whether a container or sandbox of the runtime used the image in the last pass. Mounts do not count.
     #[serde(skip)]
     pub(crate) has_containers: bool,
     /// The number of reported uses whose container is not listed yet.
@@ -135,7 +129,6 @@ impl ImageUsage {
         self.times.released_at != before
     }
 
-    /// Marks an unlisted image as absent. Returns whether the image was present before.
     pub(super) fn leave(&mut self, now: SystemTime) -> bool {
         let left = self.times.gone.is_none();
         if left {
@@ -207,9 +200,7 @@ impl ImageUsage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullCost {
-    /// The compressed bytes that the pull fetched.
     pub bytes: ByteSize,
-    /// The time from the first request to the commit of the image.
     pub duration: Duration,
     pub at: SystemTime,
 }
@@ -227,7 +218,6 @@ named_enum! {
     }
 }
 
-/// Use statistics to predict future uses.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct UseHistory {
@@ -241,7 +231,6 @@ pub struct UseHistory {
 }
 
 impl UseHistory {
-    /// Records a use after a pause. `after` is the time since the start of the previous use.
     pub(crate) fn returned(&mut self, after: Duration) {
         /// Weight of the latest interval in percent.
         const LATEST: u64 = 30;

@@ -16,12 +16,10 @@ use crate::inventory::{
     usage_history::image_usage::{ImageOrigin, ImageUsage, PENDING_AGE_MAX, PassTimes, UseReport, UseTimes},
 };
 
-/// Limit of remembered absent images. The oldest record is removed first.
 pub(crate) const REMOVED_IMAGES_MAX: usize = 4096;
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
 /// Limit of images with a reported use or pull that no pass has listed yet.
 const PENDING_MAX: usize = 1024;
-/// Limit of remembered absent images while the runtime lists no image at all.
 const UNLISTED_MAX: usize = 100_000;
 const ADOPTED_MAX: usize = 50_000;
 /// A runtime that lists no image for longer has probably lost its images.
@@ -41,7 +39,6 @@ pub(crate) struct Pending {
 #[derive(Debug, Default)]
 pub(crate) struct UsageHistory {
     pub(crate) images: BTreeMap<ImageKey, ImageUsage>,
-    /// Reports on images that no pass has listed yet.
     pub(crate) pending: BTreeMap<ImageKey, Pending>,
     /// Images that another manager of the node has recorded, with the recorded time if known.
     adopted: HashMap<ImageId, Option<SystemTime>>,
@@ -52,7 +49,6 @@ pub(crate) struct UsageHistory {
     pub(crate) is_forgetful: bool,
     /// Whether no pass has run since the history was restored. Containers may then be older than this process.
     is_resumed: bool,
-    /// Whether an image without containers got a container or sandbox since the last write of the ledger.
     pub(crate) has_new_users: bool,
 }
 
@@ -206,7 +202,6 @@ impl UsageHistory {
         self.images.insert(key, usage);
     }
 
-    /// Updates `superseded` of all present images.
     fn mark_superseded(&mut self, images: &[Arc<Image>]) {
         let mut newest: HashMap<&str, SystemTime> = HashMap::new();
         for (image, (_, usage)) in images.iter().zip(self.present()).filter(|(_, (_, it))| it.history.uses > 0) {

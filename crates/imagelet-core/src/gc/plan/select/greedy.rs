@@ -92,7 +92,6 @@ impl<'a> Moves<'a> {
     }
 }
 
-/// One run of the search. The remaining moves are in a heap, the best move first.
 struct Walk<'m, 'a> {
     moves: &'m Moves<'a>,
     rule: Rule,
@@ -176,7 +175,6 @@ impl<'m, 'a> Walk<'m, 'a> {
                 0 => self.count(*group, user, touched, Weight::less),
                 1 => {
                     self.count(*group, user, touched, Weight::less);
-                    // Every move that removes the last user now frees the group.
                     let users = &problem.groups[*group].users;
                     if let Some(last) = users.iter().find(|user| !self.state.taken[**user]) {
                         self.alone[*group] = true;

@@ -81,7 +81,6 @@ pub(crate) fn frees(graph: Option<&LayerGraph>, input: &PlanInput<'_>, places: &
     }
 }
 
-/// Selects images for an unreachable goal: idle images, then other images until `least` is freed.
 fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed) -> Vec<(usize, Freed)> {
     let id = |place: &usize| field.input.id(*place);
     // An image has an entry for each runtime handler. The image is recent if one of its entries is recent.
@@ -104,7 +103,6 @@ fn relieve(field: &Field<'_>, old: &[usize], candidates: &[usize], least: Freed)
     chosen
 }
 
-/// Calculates the amount that candidates free: from their layers, or from listed sizes if the layers are unknown.
 struct Field<'a> {
     input: &'a PlanInput<'a>,
     graph: Option<Cow<'a, LayerGraph>>,
@@ -135,7 +133,6 @@ impl<'a> Field<'a> {
         if self.graph.is_none() && wanted.inodes > 0 { possible } else { wanted.at_most(possible) }
     }
 
-    /// Selects candidates that free the wanted amount, in removal order. All candidates together must free it.
     fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
         match (&self.graph, input.request.policy.order) {
@@ -147,7 +144,6 @@ impl<'a> Field<'a> {
                 let cover = choose(graph, images, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
-                    // An image has an entry for each runtime handler. Only the removal of the last entry frees bytes.
                     let last = at.len() - 1;
                     let each = |(number, at): (usize, &usize)| {
                         (candidates[*at], if number == last { *frees } else { Freed::default() })

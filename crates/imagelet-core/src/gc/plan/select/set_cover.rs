@@ -32,7 +32,6 @@ impl Weight {
         Self { bytes: self.bytes + other.bytes, inodes: self.inodes + other.inodes }
     }
 
-    /// Subtracts an amount. The result is at least zero.
     pub(super) fn less(self, other: Self) -> Self {
         Self { bytes: self.bytes.saturating_sub(other.bytes), inodes: self.inodes.saturating_sub(other.inodes) }
     }
@@ -55,7 +54,6 @@ pub(super) struct Problem {
 }
 
 impl Problem {
-    /// Builds the problem from images and their removal costs. All costs have the same unit.
     pub(super) fn new(graph: &LayerGraph, mut candidates: Vec<(&ImageId, u64)>) -> Self {
         candidates.sort_unstable();
         candidates.dedup_by_key(|(image, _)| *image);
@@ -101,7 +99,6 @@ impl Problem {
         problem
     }
 
-    /// Builds the problem from the cost and the size of each image, if the layers are unknown.
     pub(super) fn independent(images: &[(u64, ByteSize)]) -> Self {
         let costs = images.iter().map(|(cost, _)| *cost).collect();
         let groups_of = vec![Vec::new(); images.len()];
@@ -131,7 +128,6 @@ impl Problem {
 enum LayerUsers {
     None,
     One(usize),
-    /// These candidates use the layer. They are in ascending order.
     Several(Vec<usize>),
     /// An image that stays uses the layer.
     Outside,
@@ -155,7 +151,6 @@ impl LayerUsers {
 pub(super) struct CoverState<'a> {
     pub(super) problem: &'a Problem,
     pub(super) taken: Vec<bool>,
-    /// The number of remaining users of each group.
     pub(super) left: Vec<usize>,
     pub(super) freed: Weight,
     pub(super) cost: u128,
@@ -195,7 +190,6 @@ impl<'a> CoverState<'a> {
         }
     }
 
-    /// The freed amount that is lost if this candidate is put back.
     pub(super) fn loss(&self, user: usize) -> Weight {
         let groups = self.problem.groups_of[user].iter();
         groups
