@@ -136,8 +136,5 @@ impl ActCode {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Line {
     Act(Act),
-    Lost {
-        at: Timestamp,
-        count: u64,
-    },
+    Lost { at: Timestamp, count: u64 },
 }

@@ -7,5 +7,5 @@ mod runtime_error;
 pub use classify::kind_of_pull_text;
 
 pub use error_class::{ErrorClass, Fault, Party, Stage};
-pub use runtime_error::{RuntimeError, RuntimeErrorKind};
-pub(crate) use runtime_error::{causes, error_chain};
+pub(crate) use runtime_error::causes;
+pub use runtime_error::{RuntimeError, RuntimeErrorKind, error_chain};

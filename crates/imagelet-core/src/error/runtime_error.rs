@@ -135,6 +135,7 @@ pub(crate) fn causes<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item
     successors(Some(error), |&error| error.source())
 }
 
-pub(crate) fn error_chain(error: &(dyn Error + 'static)) -> String {
+/// The texts of an error and its causes, joined by `: `.
+pub fn error_chain(error: &(dyn Error + 'static)) -> String {
     causes(error).map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, atomic::AtomicBool};
 
 use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruning, remaining::RemainingImages};
 pub use self::{
-    keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules},
+    keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRules, KeepScope},
     plan::Shortfall,
     policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcRequest, ReliefMarks},
     remove_on_request::UsedImages,

@@ -129,10 +129,7 @@ pub enum GcError {
     )]
     NotEnough { used_percent: u8, capacity: ByteSize, freed: u64 },
     #[error("{text}")]
-    OutOfReach {
-        shortfall: Shortfall,
-        text: String,
-    },
+    OutOfReach { shortfall: Shortfall, text: String },
     #[error("could not ask what is in use before removing an image")]
     Recheck(#[source] InventoryError),
 }

@@ -1,11 +1,14 @@
 //! The rules of the section `gc`.
 
-use std::num::NonZeroU64;
+use std::num::{NonZeroU32, NonZeroU64};
 
 use imagelet_core::{
-    gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRuleText, KeepRules, ReliefMarks},
+    error::error_chain,
+    gc::{GcMarks, GcOrder, GcPolicy, KEEP_RULES_MAX, KeepRule, KeepRules, KeepScope, ReliefMarks},
+    image::Glob,
+    inventory::PinError,
     node_policy::NodePolicy,
-    text::GoDuration,
+    text::{GoDuration, PlainError},
 };
 
 use super::{
@@ -16,6 +19,8 @@ use super::{
 
 const DECISIONS_MIN: u64 = 64 << 10;
 const DECISIONS_MAX: u64 = 16 << 30;
+/// The maximum of `gc.keep[].lastTags`.
+const LAST_TAGS_MAX: u32 = 10_000;
 const PERIOD_MIN: GoDuration = GoDuration::seconds(1);
 
 /// Builds the collection settings from the keys of `gc`. `policy` has the values of the kubelet's keys.
@@ -95,21 +100,52 @@ fn keep(rules: &[KeepKeys], found: &mut Violations) -> Vec<KeepRule> {
             found.add(&place, format!("{place}: for {age} must not be negative"));
             continue;
         }
-        let text = KeepRuleText {
-            repository: rule.repository.clone(),
-            last_tags: rule.last_tags,
-            label: rule.label.clone(),
-            namespace: rule.namespace.clone(),
-            image: rule.image.clone(),
-            unused_max: rule.r#for.map(GoDuration::to_std),
-        };
-        match KeepRule::try_from(text) {
+        match keep_rule(rule) {
             Ok(rule) if valid.contains(&rule) => found.add(&place, format!("{place}: `{rule}` is there twice")),
             Ok(rule) => valid.push(rule),
             Err(error) => found.add(&place, format!("{place}: {error}")),
         }
     }
     valid
+}
+
+/// Exactly one of `repository`, `label`, `namespace` and `image` must be set.
+pub(super) fn keep_rule(rule: &KeepKeys) -> Result<KeepRule, PlainError> {
+    let refused = |text: &str| Err(PlainError(text.to_owned()));
+    if rule.r#for == Some(GoDuration(0)) {
+        return refused("a rule that keeps for no time keeps nothing");
+    }
+    let scope = match (&rule.repository, rule.last_tags, &rule.label, &rule.namespace, &rule.image) {
+        (None, Some(_), None, None, None) | (Some(_), None, None, None, None) => {
+            return refused("`repository` and `lastTags` go together");
+        }
+        (Some(repository), Some(count), None, None, None) => {
+            let number = u32::try_from(count).ok().filter(|count| *count <= LAST_TAGS_MAX);
+            let number = number.and_then(NonZeroU32::new).ok_or_else(|| {
+                PlainError(format!("lastTags {count} must be between 1 and {LAST_TAGS_MAX}, inclusive"))
+            })?;
+            KeepScope::LastTags { repository: glob("repository", repository)?, count: number }
+        }
+        (None, None, Some(label), None, None) => {
+            let (key, value) = label.split_once('=').map_or((label.as_str(), None), |(key, value)| (key, Some(value)));
+            if key.is_empty() || key.chars().any(|found| found.is_whitespace() || found.is_control()) {
+                return refused(&format!("label `{label}` has no name, or one with blanks"));
+            }
+            KeepScope::Label { key: key.to_owned(), value: value.map(|value| glob("label", value)).transpose()? }
+        }
+        (None, None, None, Some(namespace), None) => KeepScope::Namespace(glob("namespace", namespace)?),
+        (None, None, None, None, Some(image)) => {
+            let parsed = image.parse();
+            let refused = |error: PinError| PlainError(format!("image `{image}`: {}", error_chain(&error)));
+            KeepScope::Image(parsed.map_err(refused)?)
+        }
+        _ => return refused("a rule has exactly one of `repository`, `label`, `namespace` and `image`"),
+    };
+    Ok(KeepRule { scope, unused_max: rule.r#for.map(GoDuration::to_std) })
+}
+
+fn glob(key: &'static str, text: &str) -> Result<Glob, PlainError> {
+    Glob::new(text).map_err(|error| PlainError(format!("{key} `{text}`: {error}")))
 }
 
 fn decisions_max(text: &str, found: &mut Violations) -> Option<NonZeroU64> {

@@ -104,12 +104,12 @@ fn by_repository(entries: &[Arc<ImageEntry>]) -> Repositories<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::{num::NonZeroU32, time::Duration};
 
     use super::*;
     use crate::{
-        gc::{KeepRuleText, tests},
-        image::Image,
+        gc::tests,
+        image::{Glob, Image},
     };
 
     struct Node {
@@ -145,22 +145,26 @@ mod tests {
         Node { labels, ..image(number, &[]) }
     }
 
-    fn rule(text: KeepRuleText) -> KeepRule {
-        KeepRule::try_from(text).unwrap()
+    fn rule(scope: KeepScope) -> KeepRule {
+        KeepRule { scope, unused_max: None }
     }
 
-    fn last_tags(repository: &str, count: i64) -> KeepRule {
-        let repository = Some(repository.to_owned());
-        rule(KeepRuleText { repository, last_tags: Some(count), ..KeepRuleText::default() })
+    fn glob(text: &str) -> Glob {
+        Glob::new(text).unwrap()
+    }
+
+    fn last_tags(repository: &str, count: u32) -> KeepRule {
+        rule(KeepScope::LastTags { repository: glob(repository), count: NonZeroU32::new(count).unwrap() })
     }
 
     fn label(label: &str) -> KeepRule {
-        rule(KeepRuleText { label: Some(label.to_owned()), ..KeepRuleText::default() })
+        let (key, value) = label.split_once('=').map_or((label, None), |(key, value)| (key, Some(glob(value))));
+        rule(KeepScope::Label { key: key.to_owned(), value })
     }
 
     fn pinned(image: &str, seconds: u64) -> KeepRule {
-        let unused_max = Some(Duration::from_secs(seconds));
-        rule(KeepRuleText { image: Some(image.to_owned()), unused_max, ..KeepRuleText::default() })
+        let scope = KeepScope::Image(image.parse().unwrap());
+        KeepRule { scope, unused_max: Some(Duration::from_secs(seconds)) }
     }
 
     fn entry(node: &Node) -> Arc<ImageEntry> {
@@ -222,7 +226,7 @@ mod tests {
     fn a_namespace_keeps_what_its_pods_used_last() {
         let by = |number, last_user| Node { last_user, ..image(number, &[]) };
         let nodes = [by(1, Some("kube-system/dns")), by(2, Some("default/kube-x")), by(3, None), by(4, Some("mount"))];
-        let rule = rule(KeepRuleText { namespace: Some("kube-*".to_owned()), ..KeepRuleText::default() });
+        let rule = rule(KeepScope::Namespace(glob("kube-*")));
         assert_eq!(kept(&[rule], &nodes, 9), ["0", "-", "-", "-"]);
     }
 

@@ -50,13 +50,8 @@ impl Inventory {
         images.into()
     }
 
-    /// Durably pins a reference, a glob with `*`, or 12+ digits of an id or digest. Returns false if the pin exists.
-    pub fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
-        let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
-        pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
-    }
-
-    /// Pins several patterns with one write, as [`Inventory::pin`]. If one is rejected, the others are still pinned.
+    /// Durably pins references, globs with `*`, and 12+ digits of ids or digests. The results are `false` for existing
+    /// pins. If one pattern is rejected, the others are still pinned.
     pub fn pin_all(&self, patterns: &[impl AsRef<str>]) -> Result<Vec<Result<bool, PinError>>, InventoryError> {
         let mut pinned = Vec::new();
         self.change_pins(|pins| {

@@ -24,6 +24,14 @@ use crate::{
     testing::{FakeRuntime, WaySettings as _},
 };
 
+impl Inventory {
+    /// Pins one pattern.
+    pub(crate) fn pin(&self, pattern: &str) -> Result<bool, InventoryError> {
+        let pinned = self.pin_all(&[pattern])?.pop().expect("one pattern has one result");
+        pinned.map_err(|source| InventoryError::Pin { pattern: pattern.to_owned(), source })
+    }
+}
+
 #[derive(Debug, Default)]
 struct Scripted(Mutex<Value>);
 

@@ -1,5 +1,6 @@
 //! Tests of files, flags and their effect, and of the configuration's vectors.
 
+mod keep_rules;
 mod kubelet_files;
 mod reference;
 
