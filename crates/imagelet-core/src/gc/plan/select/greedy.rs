@@ -13,7 +13,7 @@ const RELATIONS_MAX: usize = 8_000_000;
 pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<usize> {
     let rules: &[bool] = if moves.problem.groups.len() > GROUPS_FEW { &[true] } else { &[true, false] };
     let fill = |is_capped: &bool| {
-        let mut walk = Walk::new(moves, Rule { target, is_capped: *is_capped });
+        let mut walk = Walk::new(moves, target, *is_capped);
         let mut order = Vec::new();
         while !walk.state.freed.meets(target) {
             let group = walk.next().expect("all candidates together free enough");
@@ -25,33 +25,6 @@ pub(super) fn choose(moves: &Moves<'_>, target: Weight) -> Vec<usize> {
     };
     let (_, order) = rules.iter().map(fill).min_by_key(|(cost, _)| *cost).expect("a rule was tried");
     order
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Rule {
-    target: Weight,
-    /// Whether only the part of a gain counts that is still missing.
-    is_capped: bool,
-}
-
-impl Rule {
-    fn ratio(self, gain: Weight, cost: u128, freed: Weight) -> f64 {
-        let need = self.target.less(freed);
-        let share = |gain: u128, need: u128, target: u128| {
-            if need == 0 {
-                return 0.0;
-            }
-            let counted = if self.is_capped { gain.min(need) } else { gain };
-            counted as f64 / target as f64
-        };
-        let gain =
-            share(gain.bytes, need.bytes, self.target.bytes) + share(gain.inodes, need.inodes, self.target.inodes);
-        match cost {
-            _ if gain == 0.0 => 0.0,
-            0 => f64::INFINITY,
-            cost => gain / cost as f64,
-        }
-    }
 }
 
 /// The moves that are possible before any removal. Each move removes all images that use one group of layers.
@@ -94,7 +67,9 @@ impl<'a> Moves<'a> {
 
 struct Walk<'m, 'a> {
     moves: &'m Moves<'a>,
-    rule: Rule,
+    target: Weight,
+    /// Whether only the part of a gain counts that is still missing.
+    is_capped: bool,
     state: CoverState<'a>,
     gains: Vec<Weight>,
     costs: Vec<u128>,
@@ -107,7 +82,7 @@ struct Walk<'m, 'a> {
 type Move = (u64, Reverse<usize>);
 
 impl<'m, 'a> Walk<'m, 'a> {
-    fn new(moves: &'m Moves<'a>, rule: Rule) -> Self {
+    fn new(moves: &'m Moves<'a>, target: Weight, is_capped: bool) -> Self {
         let problem = moves.problem;
         let mut walk = Self {
             gains: moves.gains.clone(),
@@ -115,7 +90,8 @@ impl<'m, 'a> Walk<'m, 'a> {
             heap: BinaryHeap::new(),
             alone: vec![false; problem.groups.len()],
             moves,
-            rule,
+            target,
+            is_capped,
             state: CoverState::new(problem),
         };
         walk.heap = (0..problem.groups.len()).filter_map(|group| walk.entry(group)).collect();
@@ -139,8 +115,26 @@ impl<'m, 'a> Walk<'m, 'a> {
         if self.state.left[group] == 0 {
             return None;
         }
-        let ratio = self.rule.ratio(self.gains[group], self.costs[group], self.state.freed);
+        let ratio = self.ratio(self.gains[group], self.costs[group]);
         (ratio > 0.0).then(|| (ratio.to_bits(), Reverse(group)))
+    }
+
+    fn ratio(&self, gain: Weight, cost: u128) -> f64 {
+        let need = self.target.less(self.state.freed);
+        let share = |gain: u128, need: u128, target: u128| {
+            if need == 0 {
+                return 0.0;
+            }
+            let counted = if self.is_capped { gain.min(need) } else { gain };
+            counted as f64 / target as f64
+        };
+        let gain =
+            share(gain.bytes, need.bytes, self.target.bytes) + share(gain.inodes, need.inodes, self.target.inodes);
+        match cost {
+            _ if gain == 0.0 => 0.0,
+            0 => f64::INFINITY,
+            cost => gain / cost as f64,
+        }
     }
 
     /// Takes the remaining images of a group, and returns them in removal order. Images with a layer that few images
