@@ -77,7 +77,7 @@ impl Inventory {
         // An invalid reference is skipped, because no image can have this name.
         let reported: Vec<PinPattern> = names.iter().filter_map(|name| name.parse().ok()).collect();
         let mut state = self.lock();
-        if state.sandboxes.reported != reported && !state.sandboxes.are_ignored {
+        if !state.sandboxes.are_ignored {
             state.sandboxes.reported = reported;
         }
         Ok(())

@@ -62,12 +62,13 @@ impl PreloadedImages {
         Self { path: Some(path).filter(|_| !is_read_only), disk, turn: Mutex::default(), state }
     }
 
-    fn change(&self, change: impl FnOnce(&mut RepositoriesById) -> bool) -> io::Result<()> {
+    fn change(&self, change: impl FnOnce(&mut RepositoriesById)) -> io::Result<()> {
         let _turn = locked(&self.turn);
         let bytes = {
             let mut state = locked(&self.state);
-            let is_changed = change(&mut state.images);
-            if !is_changed && !state.is_unwritten {
+            let before = state.images.clone();
+            change(&mut state.images);
+            if state.images == before && !state.is_unwritten {
                 return Ok(());
             }
             state.is_unwritten = self.path.is_some();
@@ -138,16 +139,16 @@ impl PullRecords {
             }
         }
         let remembered = self.preloaded.change(|images| {
-            let mut is_changed = false;
             for (id, names) in found {
                 if images.len() < IMAGES_MAX || images.contains_key(&id) {
                     let known = images.entry(id).or_default();
                     for name in names {
-                        is_changed |= known.len() < NAMES_MAX && known.insert(name);
+                        if known.len() < NAMES_MAX {
+                            known.insert(name);
+                        }
                     }
                 }
             }
-            is_changed
         });
         remembered.map_err(|source| failed("write", FILE, source))
     }
@@ -169,23 +170,16 @@ impl PullRecords {
     /// Forgets the repositories under which the pull `begun` may have fetched the image. `None`: forgets all of them.
     pub(super) fn forget_preloaded(&self, id: &ImageId, begun: Option<&PullIntent>) -> Result<(), RecordsError> {
         let forgotten = self.preloaded.change(|images| {
-            let Some(names) = images.get_mut(id.as_str()) else { return false };
-            let before = names.len();
+            let Some(names) = images.get_mut(id.as_str()) else { return };
             names.retain(|name| begun.is_some_and(|begun| !is_possible_source(begun, id, name)));
-            let is_changed = names.len() < before;
             images.retain(|_, names| !names.is_empty());
-            is_changed
         });
         forgotten.map_err(|source| failed("write", FILE, source))
     }
 
     /// Forgets absent images: if a later pull fetches such an image, only clients with credentials may use it.
     pub(super) fn prune_preloaded(&self, present: &BTreeSet<ImageId>) -> Result<(), RecordsError> {
-        let pruned = self.preloaded.change(|images| {
-            let before = images.len();
-            images.retain(|id, _| present.contains(&ImageId::new(id)));
-            images.len() < before
-        });
+        let pruned = self.preloaded.change(|images| images.retain(|id, _| present.contains(&ImageId::new(id))));
         pruned.map_err(|source| failed("write", FILE, source))
     }
 }

@@ -98,13 +98,7 @@ impl Inventory {
         let path = directory.path.clone();
         let read = tokio::task::spawn_blocking(move || directory.read_pins()).await;
         match read.unwrap_or_else(|error| Err(io::Error::other(error))) {
-            Ok(patterns) => {
-                let pins = parse_patterns(patterns);
-                let mut state = self.lock();
-                if state.pins != pins {
-                    state.pins = pins;
-                }
-            }
+            Ok(patterns) => self.lock().pins = parse_patterns(patterns),
             Err(error) => {
                 tracing::warn!(path = %path.display(), %error, "could not read the pins; keeping those known");
             }
