@@ -11,7 +11,7 @@ use jiff::Timestamp;
 
 use super::{
     files::read,
-    record::{Act, Line},
+    record::{Act, ActCode, Line},
 };
 use crate::image::Reference;
 
@@ -51,7 +51,8 @@ impl History {
                         let number = first.len();
                         first.entry(key.clone()).or_insert(number);
                         let known = names.entry(key.clone()).or_default();
-                        if !act.code.is_of_pins() {
+                        // The names of a change of pins are patterns.
+                        if !matches!(act.code, ActCode::Pinned | ActCode::Unpinned) {
                             known.extend(act.names.iter().cloned());
                         }
                     }

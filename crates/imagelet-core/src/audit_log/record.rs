@@ -126,10 +126,6 @@ impl ActCode {
     pub(super) fn is_of_a_name(self) -> bool {
         matches!(self, Self::PullFailed | Self::PullGivenUp)
     }
-
-    pub(super) fn is_of_pins(self) -> bool {
-        matches!(self, Self::Pinned | Self::Unpinned)
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

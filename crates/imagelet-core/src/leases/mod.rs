@@ -35,6 +35,7 @@ pub(crate) struct Leases {
     /// Image id → pod uid → lease. A removal names the id without a handler. The uid of an unknown pod is empty.
     images: BTreeMap<ImageId, BTreeMap<String, Lease>>,
     pub(crate) removing: BTreeSet<ImageId>,
+    /// Increases with the begin and the end of each removal.
     begun: u64,
     ended: VecDeque<(u64, ImageId)>,
     /// If set, the leases on disk are unreadable, and all images count as leased until this time.
@@ -55,23 +56,15 @@ pub(crate) struct Lease {
     pub(crate) open: u32,
 }
 
-/// The value of the removal counter before a query of the store. A larger value later means that a removal ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct ReadMark(u64);
-
 impl Leases {
-    /// Returns a mark for [`Self::is_overtaken`]. Must be called before the store is queried.
-    pub(crate) fn read_mark(&self) -> ReadMark {
-        ReadMark(self.begun)
-    }
-
-    /// Whether a removal of this image is running or ran after the mark, so that the store's answer is stale.
-    pub(crate) fn is_overtaken(&self, id: &ImageId, mark: ReadMark) -> bool {
+    /// Whether a removal of this image is running or ran since `begun` was `mark`. If so, a query of the store that began
+    /// then is repeated.
+    pub(crate) fn is_overtaken(&self, id: &ImageId, mark: u64) -> bool {
         if self.removing.contains(id) {
             return true;
         }
-        let forgotten = self.ended.len() == ENDED_MAX && self.ended.front().is_some_and(|(begun, _)| *begun > mark.0);
-        forgotten || self.ended.iter().any(|(begun, ended)| *begun > mark.0 && ended == id)
+        let forgotten = self.ended.len() == ENDED_MAX && self.ended.front().is_some_and(|(begun, _)| *begun > mark);
+        forgotten || self.ended.iter().any(|(begun, ended)| *begun > mark && ended == id)
     }
 
     /// Leases a found image to a pod. Returns the lease version. A write of this version includes the lease.
@@ -305,22 +298,22 @@ mod tests {
     #[test]
     fn who_looked_before_a_removal_looks_again_and_who_looked_after_it_does_not() {
         let (mut leases, id) = leases();
-        let (other, before) = (ImageId::new("sha256:b"), leases.read_mark());
+        let (other, before) = (ImageId::new("sha256:b"), leases.begun);
         leases.begin_removal(&id, at(0)).unwrap();
-        let during = leases.read_mark();
+        let during = leases.begun;
         assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
         assert!(!leases.is_overtaken(&other, before));
         leases.end_removal(&id);
         assert!(leases.is_overtaken(&id, before) && leases.is_overtaken(&id, during));
-        assert!(!leases.is_overtaken(&id, leases.read_mark()));
-        let after = leases.read_mark();
+        assert!(!leases.is_overtaken(&id, leases.begun));
+        let after = leases.begun;
         for number in 0..ENDED_MAX {
             let id = ImageId::new(format!("sha256:{number}"));
             leases.begin_removal(&id, at(0)).unwrap();
             leases.end_removal(&id);
         }
         assert!(leases.is_overtaken(&other, after), "too long ago to know");
-        assert!(!leases.is_overtaken(&other, leases.read_mark()));
+        assert!(!leases.is_overtaken(&other, leases.begun));
     }
 
     #[test]

@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-use super::{AHEAD_MAX, LeaseFile, Leases, ReadMark};
+use super::{AHEAD_MAX, LeaseFile, Leases};
 use crate::{
     image::{ImageId, ImageKey},
     lock::locked,
@@ -75,7 +75,7 @@ impl LeaseService {
     {
         let began = Instant::now();
         loop {
-            let mark = self.lock().read_mark();
+            let mark = self.lock().begun;
             let answer = ask().await?;
             let Some(key) = key(&answer) else { return Ok(answer) };
             let (id, now) = (key.id().clone(), now + began.elapsed());
@@ -92,7 +92,7 @@ impl LeaseService {
         }
     }
 
-    fn lease(&self, id: &ImageId, pod: &str, mark: ReadMark, now: SystemTime) -> Option<u64> {
+    fn lease(&self, id: &ImageId, pod: &str, mark: u64, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
         (!leases.is_overtaken(id, mark)).then(|| leases.lease(id, pod, now))
     }

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use super::file::{DecodeError, RecordFile, file_name};
+use super::file::{RecordFile, file_name};
 use crate::{
     durable::{Disk, MachineDisk, create_folder, read_at_most, replace_file_on, sync_folder_on},
     failpoint,
@@ -23,7 +23,7 @@ pub(super) const UNFINISHED: &str = ".tmp";
 /// A temporary file that is older than this is left from a crash: a write takes milliseconds.
 const UNFINISHED_AGE: Duration = Duration::from_mins(1);
 
-type Files<T> = HashMap<String, Result<Arc<T>, Arc<Unreadable>>>;
+type Files<T> = HashMap<String, Result<Arc<T>, Arc<io::Error>>>;
 
 /// The records of one folder. A change is written to the disk, then to memory. [`Self::find`] reads only memory.
 #[derive(Debug)]
@@ -36,14 +36,6 @@ pub(super) struct RecordFolder<T> {
     turn: Mutex<()>,
     /// File name → record, or the error if the file cannot be read. Locked for moments, never during disk I/O.
     files: Mutex<Files<T>>,
-}
-
-#[derive(Debug, thiserror::Error)]
-pub(super) enum Unreadable {
-    #[error(transparent)]
-    Content(#[from] DecodeError),
-    #[error(transparent)]
-    Disk(#[from] io::Error),
 }
 
 impl<T: RecordFile> RecordFolder<T> {
@@ -82,13 +74,13 @@ impl<T: RecordFile> RecordFolder<T> {
         locked(&self.turn)
     }
 
-    pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
+    pub(super) fn find(&self, key: &str) -> Result<Option<Arc<T>>, Arc<io::Error>> {
         let found = self.files().get(&file_name(key)).cloned().transpose()?;
         // A file with the record of another key does not count as a record of this key.
         Ok(found.filter(|found| found.key() == key))
     }
 
-    pub(super) fn find_again(&self, key: &str) -> Result<Option<Arc<T>>, Arc<Unreadable>> {
+    pub(super) fn find_again(&self, key: &str) -> Result<Option<Arc<T>>, Arc<io::Error>> {
         self.find(key).or_else(|_| {
             self.read_again(&file_name(key));
             self.find(key)
@@ -100,14 +92,14 @@ impl<T: RecordFile> RecordFolder<T> {
     }
 
     /// All records, and an error for each unreadable file. Unreadable files are read again: they may be repaired.
-    pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<Unreadable>>) {
+    pub(super) fn list(&self) -> (Vec<Arc<T>>, Vec<Arc<io::Error>>) {
         let failures = self.unreadable().iter().filter_map(|(name, _)| self.read_again(name)).collect();
         (self.files().values().flatten().cloned().collect(), failures)
     }
 
-    pub(super) fn unreadable(&self) -> Vec<(String, Arc<Unreadable>)> {
+    pub(super) fn unreadable(&self) -> Vec<(String, Arc<io::Error>)> {
         let broken =
-            |(name, file): (&String, &Result<_, Arc<Unreadable>>)| Some((name.clone(), file.as_ref().err()?.clone()));
+            |(name, file): (&String, &Result<_, Arc<io::Error>>)| Some((name.clone(), file.as_ref().err()?.clone()));
         self.files().iter().filter_map(broken).collect()
     }
 
@@ -156,9 +148,9 @@ impl<T: RecordFile> RecordFolder<T> {
         replace_file_on(&*self.disk, &path.join(name), &beside, "record", |file| file.write_all(content))
     }
 
-    fn read(&self, name: &str) -> Result<(T, bool), Unreadable> {
+    fn read(&self, name: &str) -> io::Result<(T, bool)> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
-        Ok(T::decode(&read(File::open(path.join(name))?)?)?)
+        T::decode(&read(File::open(path.join(name))?)?).map_err(io::Error::other)
     }
 
     fn rewrite(&self, name: &str, content: &T) {
@@ -170,9 +162,9 @@ impl<T: RecordFile> RecordFolder<T> {
     }
 
     /// Reads an unreadable file again. If a record replaced the file in the meantime, this record stays in memory.
-    fn read_again(&self, name: &str) -> Option<Arc<Unreadable>> {
+    fn read_again(&self, name: &str) -> Option<Arc<io::Error>> {
         let file = match self.read(name) {
-            Err(Unreadable::Disk(error)) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             file => Some(file.map(|(content, _)| Arc::new(content)).map_err(Arc::new)),
         };
         let mut files = self.files();

@@ -33,7 +33,7 @@ pub(crate) use file::{ImageAccess, PulledRecord, RecordedSecret};
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 pub use file::{rewritten_intent, rewritten_record};
-use folder::{RecordFolder, Unreadable};
+use folder::RecordFolder;
 use intent_match::PullNames;
 pub use kubelet_import::{KubeletRecordList, KubeletRecords};
 use maintenance::Touched;
@@ -248,7 +248,7 @@ impl PullRecords {
         self.evidence(image, found)
     }
 
-    fn look_up(&self, image: &str, found: &Image) -> Result<Evidence, Arc<Unreadable>> {
+    fn look_up(&self, image: &str, found: &Image) -> Result<Evidence, Arc<io::Error>> {
         let id = found.id.as_str();
         if !self.is_on() {
             return Ok(Evidence::Begun(false));
@@ -334,8 +334,8 @@ impl PullRecords {
         learned
     }
 
-    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<Unreadable>> {
-        let is_begun = |name: &str| Ok::<_, Arc<Unreadable>>(self.intents.find(name)?.is_some());
+    fn begun_for(&self, image: &str, found: &Image) -> Result<bool, Arc<io::Error>> {
+        let is_begun = |name: &str| Ok::<_, Arc<io::Error>>(self.intents.find(name)?.is_some());
         if self.is_running(image) || is_begun(image)? {
             return Ok(true);
         }

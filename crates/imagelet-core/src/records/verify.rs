@@ -145,11 +145,6 @@ impl Verdict {
         Self { allowed, result: Some(result), learned: None }
     }
 
-    /// Whether a record grants the access. The record is from an earlier pull; the registry was not queried again.
-    pub(crate) fn is_by_record(&self) -> bool {
-        self.result == Some(CheckResult::RecordFound)
-    }
-
     const POLICY: Self = Self::new(true, CheckResult::PolicyAllowed);
     const FOUND: Self = Self::new(true, CheckResult::RecordFound);
     const AUTHENTICATE: Self = Self::new(false, CheckResult::MustAuthenticate);

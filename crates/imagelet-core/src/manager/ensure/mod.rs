@@ -150,7 +150,7 @@ impl<'a> Ensuring<'a> {
             meters::checked(&self.manager.parts.reports.metrics, result);
         }
         // A client may use the image only if a pull record permits it. Otherwise the registry decides in a pull.
-        let allowed = verdict.allowed && (!is_client || verdict.is_by_record());
+        let allowed = verdict.allowed && (!is_client || verdict.result == Some(CheckResult::RecordFound));
         if let Some(access) = verdict.learned {
             let (image, id) = (self.request.image().to_owned(), found.id.clone());
             let learned = records.on_disk(move |records| records.learn(&image, &id, &access, SystemTime::now())).await;
