@@ -80,20 +80,16 @@ impl PullHost {
     pub(crate) fn add_all(known: &mut Vec<Self>, more: &[Self]) {
         for host in more {
             if let Some(other) = known.iter_mut().find(|other| other.host == host.host) {
-                other.add(host);
+                other.manifest |= host.manifest;
+                other.blobs = other.blobs.saturating_add(host.blobs);
+                other.bytes = other.bytes.saturating_add(host.bytes);
+                for (class, count) in &host.failures {
+                    if other.failures.len() < Self::CLASSES_MAX || other.failures.contains_key(class) {
+                        *other.failures.entry(class.clone()).or_default() += count;
+                    }
+                }
             } else if known.len() < Self::REPORTED_MAX {
                 known.push(host.clone());
-            }
-        }
-    }
-
-    fn add(&mut self, more: &Self) {
-        self.manifest |= more.manifest;
-        self.blobs = self.blobs.saturating_add(more.blobs);
-        self.bytes = self.bytes.saturating_add(more.bytes);
-        for (class, count) in &more.failures {
-            if self.failures.len() < Self::CLASSES_MAX || self.failures.contains_key(class) {
-                *self.failures.entry(class.clone()).or_default() += count;
             }
         }
     }

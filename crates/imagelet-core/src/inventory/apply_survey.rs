@@ -41,7 +41,11 @@ impl InventoryState {
         self.watch.advance(containers, now, wall);
         let changed = self.memory.apply(&images, &users, &pass);
         self.dirty |= changed || containers > 0;
-        self.serve_leases(&survey, leases);
+        for pod in &survey.pods {
+            for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
+                leases.serve(&ImageId::new(&container.image.id), &pod.uid, container.created_at);
+            }
+        }
         let snapshot = Arc::new(self.draw(images, now, wall, leases));
         self.mounts = survey.mounts;
         self.sandboxes.images = survey.sandboxes;
@@ -62,38 +66,23 @@ impl InventoryState {
         self.waits().for_each(|at| *at = wall.min(*at));
     }
 
-    fn serve_leases(&self, survey: &Survey, leases: &mut Leases) {
-        let pods = leases.open_pods();
-        let mut served = Vec::new();
-        for pod in survey.pods.iter().filter(|pod| pods.contains(pod.uid.as_str())) {
-            for container in pod.containers.iter().filter(|container| !self.mounts.contains_key(&container.id)) {
-                served.push((ImageId::new(&container.image.id), pod.uid.clone(), container.created_at));
-            }
-        }
-        for (id, pod, created_at) in served {
-            leases.serve(&id, &pod, created_at);
-        }
-    }
-
     /// `images` must match the present images of the usage history one to one, in the same order.
     fn draw(&self, images: Vec<Arc<Image>>, now: SystemTime, wall: SystemTime, leases: &Leases) -> Snapshot {
         let listed = images.into_iter().zip(self.memory.present());
-        let until = |key: &ImageKey| leases.until(key.id(), wall);
-        let entries = listed.map(|(image, (key, usage))| Arc::new(self.entry(image, usage, now, until(key))));
+        let entry = |(image, (key, usage)): (Arc<Image>, (&ImageKey, &ImageUsage))| {
+            let mut usage = usage.clone();
+            usage.times.first_seen.get_or_insert(now);
+            let (awaited_by, pinned_by) = (self.pod_leases.pods_of(&image), self.pinned_by(&image));
+            let leased_until = leases.until(key.id(), wall);
+            Arc::new(ImageEntry { image, usage, leased_until, awaited_by, pinned_by })
+        };
         Snapshot {
             taken_at: wall,
-            entries: entries.collect(),
+            entries: listed.map(entry).collect(),
             watched_since: self.watch.since.unwrap_or(now),
             containers: self.watch.containers,
             containers_vanished: self.watch.vanished_at.is_some(),
         }
-    }
-
-    fn entry(&self, image: Arc<Image>, usage: &ImageUsage, now: SystemTime, until: Option<SystemTime>) -> ImageEntry {
-        let mut usage = usage.clone();
-        usage.times.first_seen.get_or_insert(now);
-        let (awaited_by, pinned_by) = (self.pod_leases.pods_of(&image), self.pinned_by(&image));
-        ImageEntry { image, usage, leased_until: until, awaited_by, pinned_by }
     }
 }
 

@@ -365,15 +365,14 @@ impl InventoryState {
     }
 
     fn repin(&mut self) {
-        let Some(snapshot) = &self.snapshot else { return };
-        let mut snapshot = Snapshot::clone(snapshot);
-        for entry in &mut snapshot.entries {
+        let Some(mut snapshot) = self.snapshot.take() else { return };
+        for entry in &mut Arc::make_mut(&mut snapshot).entries {
             let pinned_by = self.pinned_by(&entry.image);
             if entry.pinned_by != pinned_by {
                 Arc::make_mut(entry).pinned_by = pinned_by;
             }
         }
-        self.snapshot = Some(Arc::new(snapshot));
+        self.snapshot = Some(snapshot);
     }
 
     fn restore(&mut self, ledger: Ledger) {

@@ -10,7 +10,7 @@ use std::{
 use crate::{
     image::{Image, Reference},
     inventory::{
-        Inventory, InventoryState, PinPattern, Snapshot,
+        Inventory, PinPattern,
         pins::{Form, digest_of},
         reference_match::{bare_id, tail},
     },
@@ -90,30 +90,23 @@ impl Inventory {
     /// removes the image, and other image managers see it as pinned.
     pub fn lease_to_pods(&self, pods: &[WaitingPod]) {
         let leases = PodLeases::new(pods);
-        let mut state = self.lock();
+        let state = &mut *self.lock();
         self.leases.lock().pods_unknown_until = None;
-        if state.pod_leases != leases {
-            state.pod_leases = leases;
-            state.redraw_awaited();
+        if state.pod_leases == leases {
+            return;
+        }
+        state.pod_leases = leases;
+        // The snapshot shows the change without another pass.
+        for entry in state.snapshot.iter_mut().flat_map(|snapshot| &mut Arc::make_mut(snapshot).entries) {
+            let awaited_by = state.pod_leases.pods_of(&entry.image);
+            if entry.awaited_by != awaited_by {
+                Arc::make_mut(entry).awaited_by = awaited_by;
+            }
         }
     }
 
     pub fn awaited_by(&self, image: &Image) -> Vec<String> {
         self.lock().pod_leases.pods_of(image)
-    }
-}
-
-impl InventoryState {
-    fn redraw_awaited(&mut self) {
-        let Some(snapshot) = &self.snapshot else { return };
-        let mut snapshot = Snapshot::clone(snapshot);
-        for entry in &mut snapshot.entries {
-            let awaited_by = self.pod_leases.pods_of(&entry.image);
-            if entry.awaited_by != awaited_by {
-                Arc::make_mut(entry).awaited_by = awaited_by;
-            }
-        }
-        self.snapshot = Some(Arc::new(snapshot));
     }
 }
 

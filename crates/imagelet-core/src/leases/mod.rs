@@ -163,10 +163,6 @@ impl Leases {
         self.ended.push_back((self.begun, id.clone()));
     }
 
-    pub(crate) fn open_pods(&self) -> BTreeSet<&str> {
-        self.images.values().flat_map(BTreeMap::keys).map(String::as_str).filter(|pod| !pod.is_empty()).collect()
-    }
-
     /// The request times to write. They are `ahead` of the real times, so that repeated requests rarely write.
     pub(crate) fn due(&mut self, ahead: Duration) -> BTreeMap<ImageId, SystemTime> {
         let last = |pods: &BTreeMap<String, Lease>| pods.values().map(|lease| lease.asked_at).max();

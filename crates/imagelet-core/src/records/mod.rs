@@ -376,18 +376,17 @@ impl PullRecords {
     /// Ends one pull of an image. The last pull removes the intent, unless an interrupted pull had the same intent.
     fn release(&self, image: &str) -> Result<(), RecordsError> {
         let turn = self.intents.turn();
-        if self.is_last(image) {
+        let is_last = {
+            let state = self.state();
+            state.running.get(image).is_none_or(|running| *running == 1 && !state.left.contains_key(image))
+        };
+        if is_last {
             self.intents.remove(image).map_err(|source| failed("remove", image, source))?;
         }
         self.state().end_one(image);
         drop(turn);
         self.show();
         Ok(())
-    }
-
-    fn is_last(&self, image: &str) -> bool {
-        let state = self.state();
-        state.running.get(image).is_none_or(|running| *running == 1 && !state.left.contains_key(image))
     }
 
     /// Ends one pull that may have fetched the image. The intent stays until a check resolves it.
