@@ -22,9 +22,9 @@ use self::{keep_rules::LabelCache, plan::ReportedShortfall, prune_records::Pruni
 pub use self::{
     keep_rules::{KEEP_RULES_MAX, KeepRule, KeepRules, KeepScope},
     plan::Shortfall,
-    policy::{GcGoal, GcMarks, GcOrder, GcPolicy, GcRequest, ReliefMarks},
+    policy::{GcGoal, GcMarks, GcOrder, GcPhase, GcPolicy, GcRequest, ReliefMarks},
     remove_on_request::UsedImages,
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcReport, GcSizes},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport, GcSizes},
     run_health::{GcRuns, RunMessage},
 };
 use crate::{

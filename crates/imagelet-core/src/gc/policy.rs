@@ -7,7 +7,7 @@ use crate::{
     image::{ByteSize, Percent},
     node_policy::{GcRules, NodePolicy},
     ports::Freed,
-    text::PlainError,
+    text::{PlainError, named_enum},
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,6 +43,15 @@ pub struct GcRequest {
     pub policy: GcPolicy,
     pub goal: GcGoal,
     pub dry_run: bool,
+}
+
+named_enum! {
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum GcPhase {
+        Age = "age",
+        /// Also the removal of all unused images, as in the kubelet.
+        Space = "space",
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use super::plan::{Shortfall, size_text};
+use super::{
+    plan::{Shortfall, size_text},
+    policy::GcPhase,
+};
 use crate::{
     audit_log::{Act, ActCode, ActDetails},
     disks::DiskUse,
@@ -73,23 +76,6 @@ pub struct GcDecision {
 impl GcDecision {
     pub fn key(&self) -> ImageKey {
         self.entry.key()
-    }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GcPhase {
-    Age,
-    Space,
-    All,
-}
-
-impl GcPhase {
-    /// The metrics label. As in the kubelet, the removal of all unused images is also counted as `space`.
-    pub fn reason(self) -> &'static str {
-        match self {
-            Self::Age => "age",
-            Self::Space | Self::All => "space",
-        }
     }
 }
 

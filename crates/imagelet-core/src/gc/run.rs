@@ -14,8 +14,8 @@ use super::{
     ImageGc,
     keep_rules::{KeepRules, held_by_rules},
     plan::{Done, Plan, PlanInput, Step, frees, message, plan},
-    policy::{GcGoal, GcRequest},
-    report::{GcDecision, GcError, GcEvent, GcOutcome, GcPhase, GcReport},
+    policy::{GcGoal, GcPhase, GcRequest},
+    report::{GcDecision, GcError, GcEvent, GcOutcome, GcReport},
 };
 use crate::{
     disks::{self, DiskUse},
@@ -333,7 +333,7 @@ impl<'a> Run<'a> {
         let began = self.clock();
         let runtime_handler = entry.image.spec.runtime_handler.as_str();
         // The kubelet's log line with the kubelet's field names. `names` and `phase` are additions.
-        let (names, phase) = (entry.image.names().join(" "), step.phase.reason());
+        let (names, phase) = (entry.image.names().join(" "), step.phase.name());
         tracing::info!(imageID = %id, names, size = size.0, runtimeHandler = runtime_handler, phase, "Removing image to free bytes");
         let removed = match prepared {
             Ok(()) => self.gc.runtime.remove_and_look(&spec).await,
@@ -510,7 +510,7 @@ impl<'a> Run<'a> {
             let (image, tags, dry_run) = (&entry.image.id, &entry.image.tags, self.request.dry_run);
             match phase {
                 Some(phase) => {
-                    tracing::info!(%image, tags = tags.join(" "), %reason, phase = phase.reason(), dry_run, "chose an image");
+                    tracing::info!(%image, tags = tags.join(" "), %reason, phase = phase.name(), dry_run, "chose an image");
                 }
                 None if self.is_active => tracing::info!(%image, tags = tags.join(" "), %reason, "kept an image"),
                 None => tracing::debug!(%image, tags = tags.join(" "), %reason, "kept an image"),

@@ -20,10 +20,7 @@ pub(super) use self::{
     select::frees,
     unreachable_goal::{ReportedShortfall, message, size_text},
 };
-use super::{
-    policy::{GcGoal, GcRequest},
-    report::GcPhase,
-};
+use super::policy::{GcGoal, GcPhase, GcRequest};
 use crate::{
     disks::DiskUse,
     image::{ByteSize, ImageId, ImageKey},
@@ -120,14 +117,13 @@ pub(super) fn plan(input: &PlanInput<'_>) -> Plan {
     }
     let selection = select::select(input, &old, &candidates, wanted);
     let Selection { chosen, reserve, possible, is_short, is_out_of_reach } = selection;
-    let phase = if input.request.goal == GcGoal::AllUnused { GcPhase::All } else { GcPhase::Space };
     let for_space = |(place, frees): (usize, Freed)| {
         let idle = input.idle(place);
-        let reason = match phase {
-            GcPhase::All => Reason::Unused(idle),
-            GcPhase::Age | GcPhase::Space => Reason::Room { idle, frees: frees.bytes },
+        let reason = match input.request.goal {
+            GcGoal::AllUnused => Reason::Unused(idle),
+            GcGoal::Threshold | GcGoal::Free(_) => Reason::Room { idle, frees: frees.bytes },
         };
-        Step { place, phase, reason, frees }
+        Step { place, phase: GcPhase::Space, reason, frees }
     };
     steps.extend(chosen.into_iter().map(for_space));
 

@@ -89,7 +89,7 @@ impl Collection {
             Failure::of(&error)
         })?;
         for removal in report.removed() {
-            self.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::reason)]);
+            self.metrics.increment(&COLLECTED, &[removal.phase.map_or("space", GcPhase::name)]);
         }
         // In shadow mode, `record` records the events, with a prefix that names the mode.
         if !shadow {
@@ -162,7 +162,7 @@ fn of_removals(report: &GcReport) -> Option<String> {
     let named = report.removed().take(NAMED_MAX).map(|removal| {
         let image = &removal.entry.image;
         let name = image.names().first().map_or(image.id.short().into(), |tag| shown_name(tag));
-        format!("{name} ({})", removal.phase.map_or("space", GcPhase::reason))
+        format!("{name} ({})", removal.phase.map_or("space", GcPhase::name))
     });
     let named = named.collect::<Vec<_>>().join(", ");
     let count = report.removed().count();
