@@ -63,7 +63,7 @@ use crate::{
     durable::{MachineDisk, StateDir},
     error::{RuntimeError, RuntimeErrorKind},
     image::{Image, ImageKey},
-    leases::{LeaseFile, LeaseService},
+    leases::LeaseService,
     lock::locked,
     ports::{Pod, RuntimeManager, SandboxImage},
 };
@@ -189,7 +189,7 @@ impl Inventory {
 
     fn with_state(runtime: RuntimeManager, directory: Option<StateDir>) -> Result<Self, InventoryError> {
         let mut state = InventoryState { clocks: Some(Clocks::now()), ..InventoryState::default() };
-        let leases = LeaseService::new(LeaseFile::of(directory.clone(), Arc::new(MachineDisk)));
+        let leases = LeaseService::new(directory.clone(), Arc::new(MachineDisk));
         let mut ledger = None;
         if let Some(opened) = &directory {
             let failed = |source| InventoryError::File { path: opened.path.clone(), source };

@@ -10,7 +10,6 @@ mod testing;
 
 #[cfg(test)]
 pub(crate) use file::LEASES;
-pub(crate) use file::LeaseFile;
 pub use service::LeaseService;
 pub(crate) use service::Removal;
 

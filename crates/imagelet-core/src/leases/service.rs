@@ -1,14 +1,22 @@
 //! The leases of a node, shared by requests for images, passes over containers, and removals.
 
 use std::{
-    sync::{Mutex, MutexGuard},
+    io,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
 use tokio::time::Instant;
 
-use super::{AHEAD_MAX, LeaseFile, Leases};
+use super::{
+    AHEAD_MAX, Leases,
+    file::{RequestTimes, read, write},
+};
 use crate::{
+    durable::{Disk, StateDir},
     image::{ImageId, ImageKey},
     lock::locked,
 };
@@ -16,7 +24,12 @@ use crate::{
 #[derive(Debug)]
 pub struct LeaseService {
     state: Mutex<Leases>,
-    file: LeaseFile,
+    /// `None`: the leases are only in memory.
+    directory: Option<StateDir>,
+    disk: Arc<dyn Disk>,
+    turn: tokio::sync::Mutex<()>,
+    /// The version of the leases in the last write.
+    written: AtomicU64,
     removals: tokio::sync::Notify,
 }
 
@@ -29,14 +42,15 @@ pub(crate) struct Removal<'a> {
 }
 
 impl LeaseService {
-    pub(crate) fn new(file: LeaseFile) -> Self {
-        Self { state: Mutex::default(), file, removals: tokio::sync::Notify::new() }
+    pub(crate) fn new(directory: Option<StateDir>, disk: Arc<dyn Disk>) -> Self {
+        let (state, turn, removals) = (Mutex::default(), tokio::sync::Mutex::default(), tokio::sync::Notify::new());
+        Self { state, directory, disk, turn, written: AtomicU64::default(), removals }
     }
 
     /// Sets the duration of a lease, and restores the leases of an earlier process. Zero turns leases off. If the file
     /// is unreadable, every image counts as leased for this duration.
     pub fn start(&self, lasts: Duration, now: SystemTime) {
-        let found = self.file.read();
+        let found = self.directory.as_ref().map_or_else(|| Ok(RequestTimes::new()), read);
         let mut leases = self.lock();
         leases.lasts = lasts;
         match found {
@@ -121,22 +135,42 @@ impl LeaseService {
         }
     }
 
-    /// Writes the leases up to version `wanted`. After a failure, new leases are valid only in this process.
+    /// Writes the leases up to version `wanted`. Concurrent requests share a write. After a failure, new leases are valid
+    /// only in this process.
     async fn keep(&self, wanted: u64) {
-        let due = || {
+        let Some(directory) = self.directory.clone() else { return };
+        if self.written.load(Ordering::Acquire) >= wanted {
+            return;
+        }
+        let _turn = self.turn.lock().await;
+        if self.written.load(Ordering::Acquire) >= wanted {
+            return;
+        }
+        let (version, due, lasts) = {
             let mut leases = self.lock();
             (leases.version, leases.due(AHEAD_MAX), leases.lasts)
         };
-        if let Err(error) = self.file.keep(wanted, due).await {
+        let written = self.on_disk(move || write(&directory, due, lasts)).await;
+        self.written.fetch_max(version, Ordering::AcqRel);
+        if let Err(error) = written {
             tracing::warn!(%error, "could not write the leases; a crash now may lose a request for an image");
         }
     }
 
     pub(crate) async fn reload(&self, now: SystemTime) {
-        match self.file.reload().await {
+        let Some(directory) = self.directory.clone() else { return };
+        match self.on_disk(move || read(&directory)).await {
             Ok(found) => self.lock().restore(found, now, false),
             Err(error) => tracing::warn!(%error, "could not read the leases; keeping those known"),
         }
+    }
+
+    async fn on_disk<T: Send + 'static>(&self, work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
+        if !self.disk.takes_time() {
+            tokio::task::yield_now().await;
+            return work();
+        }
+        tokio::task::spawn_blocking(work).await.unwrap_or_else(|error| Err(io::Error::other(error)))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Leases> {
@@ -148,5 +182,35 @@ impl Drop for Removal<'_> {
     fn drop(&mut self) {
         self.leases.lock().end_removal(&self.id);
         self.leases.removals.notify_waiters();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct CountingDisk(AtomicU64);
+
+    impl Disk for CountingDisk {
+        fn takes_time(&self) -> bool {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            false
+        }
+    }
+
+    #[tokio::test]
+    async fn concurrent_requests_share_one_write() {
+        let folder = tempfile::tempdir().unwrap();
+        let disk = Arc::new(CountingDisk::default());
+        let directory = StateDir::open(folder.path()).unwrap();
+        let leases = LeaseService::new(Some(directory.clone()), Arc::clone(&disk) as Arc<dyn Disk>);
+        leases.lock().lasts = Duration::from_mins(1);
+        let now = SystemTime::now();
+        let versions = ["sha256:a", "sha256:b"].map(|id| leases.lock().lease(&ImageId::new(id), "pod", now));
+        assert_eq!(versions, [1, 2]);
+        tokio::join!(leases.keep(1), leases.keep(2), leases.keep(2));
+        assert_eq!(disk.0.load(Ordering::Relaxed), 1);
+        assert_eq!(read(&directory).unwrap().len(), 2);
     }
 }

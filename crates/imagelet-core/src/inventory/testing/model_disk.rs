@@ -19,7 +19,7 @@ use crate::inventory::{
 use crate::{
     durable::{Disk, StateDir},
     image::{ImageId, ImageKey},
-    leases::{LEASES, LeaseFile, LeaseService},
+    leases::{LEASES, LeaseService},
     ports::RuntimeManager,
 };
 
@@ -54,7 +54,7 @@ impl Inventory {
     pub(crate) fn from_disk(runtime: RuntimeManager, disk: &ModelDisk, lasts: Duration, now: SystemTime) -> Self {
         let mut inventory = Self::open(runtime, None).unwrap();
         let folder = StateDir::open(disk.folder.path()).unwrap();
-        inventory.leases = LeaseService::new(LeaseFile::of(Some(folder), Arc::new(NoTime)));
+        inventory.leases = LeaseService::new(Some(folder), Arc::new(NoTime));
         {
             let mut state = inventory.lock();
             let ledger = disk.ledger.lock().unwrap();
