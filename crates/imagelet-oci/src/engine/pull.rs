@@ -3,7 +3,10 @@
 use std::{
     cmp::Reverse,
     convert::identity,
-    sync::{Arc, atomic::Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -20,7 +23,7 @@ use super::{Engine, estimate::PullTarget, report_present, sharing::only_from, sp
 use crate::{
     admission::Reservation,
     manifest::{BlobLayout, CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
-    pipeline::{Allowance, CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
+    pipeline::{CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::Resolved,
     store::{
         ContinuedPartials, DocumentBytes, ImageRecord, LayerEnd, NewImage, PartialKey, Resumption, SpareWanted,
@@ -34,7 +37,7 @@ pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
     pub(super) view: Arc<SyncView>,
     pub(super) resumption: Resumption,
-    allowance: Arc<Allowance>,
+    allowance: Arc<AtomicU64>,
     claim: SlotRequest,
     _continued: ContinuedPartials,
     _early_syncs: Option<AbortOnDropHandle<()>>,
@@ -125,7 +128,7 @@ impl Engine {
             pull,
             image: resolved.session.reference().to_string().into(),
         };
-        let allowance = Arc::new(Allowance::new(self.config.limits.expansion_free));
+        let allowance = Arc::new(AtomicU64::new(self.config.limits.expansion_free));
         let resumption = Resumption::new(self.config.resume_for > Duration::ZERO);
         let early_syncs = self.sync_early();
         Ok(LayerFetches {

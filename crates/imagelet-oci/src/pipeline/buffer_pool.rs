@@ -49,39 +49,27 @@ pub(crate) trait ResumableStream: Read {
     fn checkpoint(&mut self) -> Option<Checkpoint>;
 }
 
-/// Inflated bytes that are permitted at any compression ratio. An image's layers share them, against many small bombs.
-#[derive(Debug, Default)]
-pub(crate) struct Allowance(AtomicU64);
-
-impl Allowance {
-    pub(crate) fn new(bytes: u64) -> Self {
-        Self(AtomicU64::new(bytes))
-    }
-
-    fn draw(&self, bytes: u64) -> bool {
-        self.0.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
-    }
-}
-
 /// The bytes to which a layer may still expand. The drop of an unfinished layer returns its part of the allowance.
 #[derive(Debug)]
 pub(crate) struct Expansion {
     own: u64,
-    shared: Arc<Allowance>,
+    /// The image's allowance. All its layers draw from it, against many small bombs.
+    shared: Arc<AtomicU64>,
     drawn: u64,
     kept: bool,
 }
 
 impl Expansion {
     /// `own` is the number of bytes that the layer's compressed size permits. The image's remaining allowance is added.
-    pub(crate) fn new(own: u64, shared: &Arc<Allowance>) -> Self {
+    pub(crate) fn new(own: u64, shared: &Arc<AtomicU64>) -> Self {
         Self { own, shared: Arc::clone(shared), drawn: 0, kept: false }
     }
 
     fn take(&mut self, bytes: u64) -> bool {
         let over = bytes.saturating_sub(self.own);
         self.own -= bytes - over;
-        let fits = over == 0 || self.shared.draw(over);
+        let draw = |left: u64| left.checked_sub(over);
+        let fits = over == 0 || self.shared.fetch_update(Ordering::Relaxed, Ordering::Relaxed, draw).is_ok();
         if fits {
             self.drawn += over;
         }
@@ -92,7 +80,7 @@ impl Expansion {
 impl Drop for Expansion {
     fn drop(&mut self) {
         if !self.kept {
-            self.shared.0.fetch_add(self.drawn, Ordering::Relaxed);
+            self.shared.fetch_add(self.drawn, Ordering::Relaxed);
         }
     }
 }

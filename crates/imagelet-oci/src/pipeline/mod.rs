@@ -23,7 +23,7 @@ use std::{
     pin::pin,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -37,7 +37,6 @@ use imagelet_core::{
 use tokio::{sync::mpsc, time::Instant};
 
 pub(crate) use self::{
-    buffer_pool::Allowance,
     pace::{LayerPace, report_wait, reported},
     pull_slots::{Place, PullSlots, SlotRequest},
 };
@@ -130,7 +129,8 @@ pub(crate) struct CompressedCopy {
 #[derive(Clone)]
 pub(crate) struct UnpackTerms {
     pub(crate) limits: LayerLimits,
-    pub(crate) allowance: Arc<Allowance>,
+    /// Inflated bytes that the layers of the image may have together, at any compression ratio.
+    pub(crate) allowance: Arc<AtomicU64>,
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
     pub(crate) hold: HoldPolicy,
