@@ -177,7 +177,7 @@ pub struct SignedClaim {
 }
 
 pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, String> {
-    let payload::SignedStatement { digest, identity: name } = payload::parse(bytes)?;
+    let (digest, name) = payload::parse(bytes)?;
     let identities = [
         ("exact", Identity::Exact),
         ("digest or exact", Identity::RepositoryOfDigestOrExact),

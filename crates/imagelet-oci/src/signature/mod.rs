@@ -55,11 +55,11 @@ fn check_one(
     if !keys.verify(&signature.payload, &signature.signature) {
         return Err("a signature is not by an accepted key".into());
     }
-    let claim = payload::parse(&signature.payload)?;
-    if claim.digest != signature.subject {
-        return Err(format!("a signature is of `{}`, not of `{}`", claim.digest, signature.subject));
+    let (digest, name) = payload::parse(&signature.payload)?;
+    if digest != signature.subject {
+        return Err(format!("a signature is of `{digest}`, not of `{}`", signature.subject));
     }
-    identity.check(reference, &claim.identity)
+    identity.check(reference, &name)
 }
 
 #[derive(Debug)]

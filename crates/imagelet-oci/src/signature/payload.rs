@@ -38,19 +38,13 @@ struct SignedIdentity {
     reference: String,
 }
 
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct SignedStatement {
-    pub(crate) digest: Digest,
-    pub(crate) identity: String,
-}
-
-/// Parses a signed text. An unknown field outside of `optional` is an error, because it may restrict what is signed.
-pub(crate) fn parse(bytes: &[u8]) -> Result<SignedStatement, String> {
+/// The signed digest and the signed name. An unknown field outside of `optional` is an error, because it may restrict what is signed.
+pub(crate) fn parse(bytes: &[u8]) -> Result<(Digest, String), String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;
     if kind != TYPE {
         return Err(format!("the signed text is of type `{}`", printable(&kind)));
     }
     let digest = image.digest.parse().map_err(|error| format!("`{}`: {error}", printable(&image.digest)))?;
-    Ok(SignedStatement { digest, identity: identity.reference })
+    Ok((digest, identity.reference))
 }
