@@ -116,7 +116,7 @@ pub fn artifact(bytes: &[u8]) -> Result<Option<Vec<PlainArtifactFile>>, RuntimeE
 /// The diff-ids of a configuration, and an error for each platform on which the image does not run.
 pub fn config(bytes: &[u8], platforms: &[Platform]) -> Result<(Vec<Digest>, Vec<RuntimeError>), RuntimeError> {
     let config = ImageConfig::parse(bytes)?;
-    let refusals = platforms.iter().filter_map(|platform| config.check_platform(platform).err()).collect();
+    let refusals = platforms.iter().filter_map(|platform| config.platform.check(platform).err()).collect();
     Ok((config.diff_ids, refusals))
 }
 

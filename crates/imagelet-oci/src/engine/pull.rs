@@ -22,7 +22,7 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{Engine, estimate::PullTarget, report_present, sharing::only_from, space::Wanted};
 use crate::{
     admission::Reservation,
-    manifest::{BlobLayout, CONFIG_BYTES_MAX, Descriptor, ImageConfig, printable},
+    manifest::{BlobLayout, CONFIG_BYTES_MAX, Descriptor, DescriptorPlatform, ImageConfig, printable},
     pipeline::{CompressedCopy, LayerJob, LayerStaging, SlotRequest, UnpackTerms},
     registry::Resolved,
     store::{
@@ -106,7 +106,7 @@ impl Engine {
         let bytes = resolved.session.fetch_document_blob(described, CONFIG_BYTES_MAX).await?;
         let config = resolved.session.parse(&bytes, |bytes| resolved.manifest.read_config(bytes)).await?;
         let config = config
-            .and_then(|config| check_platform(&config, resolved, target).map(|()| config))
+            .and_then(|config| check_platform(&config.platform, resolved, target).map(|()| config))
             .map_err(|error| error.about(format!("the configuration `{}` is refused", described.digest)))?;
         Ok((bytes, config))
     }
@@ -287,9 +287,8 @@ impl Engine {
         let (os, architecture) = record.pulled.platform.split_once('/').unwrap_or_default();
         // The record has no variant, so the requested variant is assumed: an accepted image stays accepted.
         let variant = target.platform.variant.clone().unwrap_or_default();
-        let config =
-            ImageConfig { os: os.into(), architecture: architecture.into(), variant, ..ImageConfig::default() };
-        check_platform(&config, resolved, target)?;
+        let platform = DescriptorPlatform { os: os.into(), architecture: architecture.into(), variant };
+        check_platform(&platform, resolved, target)?;
         check_layers(resolved, record.pulled.layers.len())
     }
 
@@ -323,8 +322,8 @@ pub(super) fn announce(resolved: &Resolved, progress: &Progress) -> Result<(), R
     Ok(())
 }
 
-fn check_platform(config: &ImageConfig, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
-    if let Some(other) = resolved.check_platform(config, &target.platform, target.is_platform_given)? {
+fn check_platform(own: &DescriptorPlatform, resolved: &Resolved, target: &PullTarget) -> Result<(), RuntimeError> {
+    if let Some(other) = resolved.check_platform(own, &target.platform, target.is_platform_given)? {
         let why = if resolved.is_named { "its index names that platform" } else { "it has no index" };
         let text = format!("{other}; it is taken, since {why}");
         tracing::warn!(image = %target.reference, "{text}");
@@ -359,7 +358,7 @@ fn new_image(
         index: index.map(|index| index.digest.clone()),
         pulled: PulledManifest {
             digest: chosen.digest.clone(),
-            platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.os, config.architecture) },
+            platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.platform.os, config.platform.architecture) },
             artifact: kind.map(|kind| PulledArtifact { kind: printable(kind), config: manifest.config.digest.clone() }),
             layers,
             at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),

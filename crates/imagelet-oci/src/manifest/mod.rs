@@ -234,11 +234,10 @@ impl Descriptor {
     }
 
     pub(crate) fn check_texts(&self) -> Result<(), RuntimeError> {
-        let platform = self.platform.as_ref();
-        let platform = platform.map(|platform| [&platform.os, &platform.architecture, &platform.variant]);
+        let platform = self.platform.iter().flat_map(DescriptorPlatform::texts);
         let annotations = self.annotations.iter().flat_map(|names| names.texts());
         let texts = [&self.media_type].into_iter().chain(&self.artifact_type);
-        let texts = texts.chain(platform.into_iter().flatten()).chain(annotations);
+        let texts = texts.chain(platform).chain(annotations);
         check_texts(&format!("descriptor `{}`", self.digest), texts)
     }
 

@@ -2,9 +2,12 @@
 
 use std::{fmt, ops::RangeInclusive};
 
-use imagelet_core::image::Platform;
+use imagelet_core::{
+    error::{ErrorClass, Fault, RuntimeError, Stage},
+    image::Platform,
+};
 
-use super::{DescriptorPlatform, printable};
+use super::{DescriptorPlatform, printable, unacceptable};
 
 const OFFERED_MAX: usize = 20;
 const NAME_SHOWN_MAX: usize = 40;
@@ -35,8 +38,24 @@ impl DescriptorPlatform {
     }
 
     /// Whether both platforms have the same OS. An absent OS is the host's OS.
-    pub(super) fn has_system_of(&self, wanted: &Platform) -> bool {
+    pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {
         normalised_os(&self.os) == normalised_os(&wanted.os)
+    }
+
+    /// Checks that an image with this platform runs on `wanted`. An absent architecture matches any.
+    pub(crate) fn check(&self, wanted: &Platform) -> Result<(), RuntimeError> {
+        if self.rank(wanted).is_some() || self.may_be_for(wanted) {
+            return Ok(());
+        }
+        let or = |own: &str, absent: String| if own.is_empty() { absent } else { printable(own) };
+        let os = or(&self.os, Platform::host().os);
+        let architecture = or(&self.architecture, wanted.architecture.clone());
+        let fault = Fault::new(ErrorClass::PlatformMissing, Stage::Manifest);
+        Err(unacceptable(format!("the image is for `{os}/{architecture}`, not for `{wanted}`")).with_fault(fault))
+    }
+
+    pub(super) fn texts(&self) -> [&String; 3] {
+        [&self.os, &self.architecture, &self.variant]
     }
 }
 

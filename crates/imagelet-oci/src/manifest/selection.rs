@@ -142,7 +142,7 @@ pub(crate) async fn select<S: DocumentSource>(
                     continue;
                 }
                 let platform = match source.config(&image.manifest).await {
-                    Ok(config) => config.platform(),
+                    Ok(config) => config.platform,
                     Err(error) if is_of_the_document(&error) => {
                         search.unusable(error);
                         continue;

@@ -233,8 +233,8 @@ fn a_configuration_is_read_as_written() {
     .unwrap();
     assert_eq!(config.user, "1000:1000");
     assert_eq!(config.diff_ids.len(), 1);
-    assert!(config.check_platform(&"linux/amd64".parse().unwrap()).is_ok());
-    assert!(config.check_platform(&"linux/arm64".parse().unwrap()).is_err());
+    assert!(config.platform.check(&"linux/amd64".parse().unwrap()).is_ok());
+    assert!(config.platform.check(&"linux/arm64".parse().unwrap()).is_err());
 }
 
 #[test]
@@ -243,10 +243,10 @@ fn a_configuration_may_say_nothing_but_not_nonsense() {
     {
         let config = ImageConfig::parse(text.as_bytes()).unwrap();
         assert_eq!(config, ImageConfig::default(), "{text}");
-        assert!(config.check_platform(&"linux/arm64".parse().unwrap()).is_ok());
+        assert!(config.platform.check(&"linux/arm64".parse().unwrap()).is_ok());
     }
     let windows = ImageConfig::parse(br#"{"os":"windows","rootfs":{}}"#).unwrap();
-    assert!(windows.check_platform(&"linux/amd64".parse().unwrap()).is_err(), "a system alone counts as well");
+    assert!(windows.platform.check(&"linux/amd64".parse().unwrap()).is_err(), "a system alone counts as well");
     for text in ["", "<html>", "[]", "{}", r#"{"rootfs":null}"#, r#"{"rootfs":{"diff_ids":["sha256:0"]}}"#] {
         assert_eq!(ImageConfig::parse(text.as_bytes()).unwrap_err().kind(), RuntimeErrorKind::Corrupt, "{text}");
     }

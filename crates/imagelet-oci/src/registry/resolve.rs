@@ -28,7 +28,7 @@ use super::{
 };
 use crate::hash::Hash;
 use crate::manifest::{
-    CONFIG_BYTES_MAX, Descriptor, DocumentSource, ImageConfig, MANIFEST_BYTES_MAX, Manifest, ManifestDocument,
+    CONFIG_BYTES_MAX, Descriptor, DescriptorPlatform, DocumentSource, ImageConfig, MANIFEST_BYTES_MAX, Manifest, ManifestDocument,
     Selected, corrupt, printable, select, unacceptable,
 };
 use crate::store::{DocumentBytes, DocumentWriter};
@@ -50,15 +50,15 @@ impl Resolved {
     /// an index, the node may emulate another architecture, unless the caller named the platform (`is_given`).
     pub(crate) fn check_platform(
         &self,
-        config: &ImageConfig,
+        own: &DescriptorPlatform,
         platform: &Platform,
         is_given: bool,
     ) -> Result<Option<RuntimeError>, RuntimeError> {
         let is_without_index = self.root.digest == self.chosen.digest;
-        match config.check_platform(platform) {
+        match own.check(platform) {
             Ok(()) => Ok(None),
             Err(error) if self.is_named => Ok(Some(error)),
-            Err(error) if is_without_index && !is_given && config.has_system_of(platform) => Ok(Some(error)),
+            Err(error) if is_without_index && !is_given && own.has_system_of(platform) => Ok(Some(error)),
             Err(error) => Err(error),
         }
     }

@@ -106,7 +106,7 @@ impl Walk<'_> {
         let (bytes, took) = self.timed(session.fetch_blob_bytes(described, CONFIG_BYTES_MAX)).await?;
         self.passed(Stage::Blob.name(), took, format!("configuration {}", described.digest));
         let config = resolved.manifest.read_config(&bytes);
-        let fits = config.and_then(|config| resolved.check_platform(&config, platform, is_given));
+        let fits = config.and_then(|config| resolved.check_platform(&config.platform, platform, is_given));
         let fits = fits.and_then(|other| resolved.manifest.check_layers().map(|()| other));
         let other = fits.map_err(|error| self.failed("platform", Duration::ZERO, error)).ok()?;
         let by = if resolved.is_named { "by the index" } else { "without an index" };
