@@ -22,8 +22,6 @@ use crate::{
 
 const MODE: u32 = 0o644;
 const BLOCK: usize = 512;
-/// Bytes of a name in the header of a tar entry.
-const NAME_MAX: usize = 100;
 
 /// Writes an OCI layout. A drop before [`Self::finish`] removes the written files.
 pub(crate) struct LayoutWriter {
@@ -124,35 +122,21 @@ impl LayoutWriter {
         Ok(())
     }
 
-    /// A sha384 or sha512 name does not fit into a header, so a GNU long-name entry with the whole name comes first.
     fn begin_entry(&mut self, name: &str, size: u64) -> io::Result<()> {
-        if name.len() > NAME_MAX {
-            let whole = [name.as_bytes(), &[0]].concat();
-            let mut header = header(b"././@LongLink", whole.len() as u64);
-            header.set_entry_type(tar::EntryType::GNULongName);
-            header.set_cksum();
-            self.file.write_all(header.as_bytes())?;
-            self.file.write_all(&whole)?;
-            self.file.write_all(&[0; BLOCK][..whole.len().next_multiple_of(BLOCK) - whole.len()])?;
-        }
-        let mut header = header(&name.as_bytes()[..name.len().min(NAME_MAX)], size);
-        header.set_cksum();
-        self.file.write_all(header.as_bytes())?;
+        // All other fields are fixed: equal images give equal bytes.
+        let mut header = tar::Header::new_gnu();
+        header.set_mode(MODE);
+        header.set_size(size);
+        header.set_uid(0);
+        header.set_gid(0);
+        // A sha384 or sha512 name does not fit into a header, so the builder writes a GNU long-name entry before it.
+        let mut builder = tar::Builder::new(Vec::new());
+        builder.append_data(&mut header, name, io::empty())?;
+        let ended = builder.into_inner()?;
+        self.file.write_all(&ended[..ended.len() - 2 * BLOCK])?;
         self.start = self.file.stream_position()?;
         Ok(())
     }
-}
-
-/// The header of a file; `name` has at most [`NAME_MAX`] bytes. Other fields are fixed: equal images give equal bytes.
-fn header(name: &[u8], size: u64) -> tar::Header {
-    let mut header = tar::Header::new_gnu();
-    header.as_old_mut().name[..name.len()].copy_from_slice(name);
-    header.set_mode(MODE);
-    header.set_size(size);
-    header.set_mtime(0);
-    header.set_uid(0);
-    header.set_gid(0);
-    header
 }
 
 impl Drop for LayoutWriter {
