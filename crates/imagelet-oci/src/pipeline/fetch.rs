@@ -1,4 +1,7 @@
 //! The first stage: reads and hashes bytes of disk and registry, and passes them to the inflater or an artifact's file.
+//!
+//! An artifact's file needs no other stage. The unfinished file is a partial blob, which a later attempt continues. The
+//! whole file is moved into its layer, so its bytes are written once.
 
 use std::{
     io::{self, Read as _},
@@ -34,8 +37,8 @@ use crate::{
     admission::WrittenBytes,
     hash::Hash,
     registry::{BlobSource, RangedStream, ReaderWait},
-    store::{BlobWriter, KeptBytes},
-    unpack::{LayerMemory, Sum},
+    store::{BlobWriter, KeptBytes, StagedLayer, storage_error},
+    unpack::{LayerMemory, Sum, WholeFile},
 };
 
 const PROGRESS_STEP: u64 = 1 << 20;
@@ -89,7 +92,7 @@ pub(super) struct LayerAttempt<'a> {
     /// The rest of the blob, which the inflater has not read.
     pub(super) rest: Option<Rest>,
     /// The digest of a whole file for the layer's manifest.
-    pub(super) content: Option<Sum>,
+    content: Option<Sum>,
 }
 
 /// The rest of a blob, and the hash of the bytes before it.
@@ -113,6 +116,40 @@ impl<'a> LayerAttempt<'a> {
 }
 
 impl LayerAttempt<'_> {
+    /// Fetches a file. Returns `None` if the layer gave its place away; the bytes so far are on the disk.
+    pub(super) async fn run_file(
+        mut self,
+        path: &str,
+        on_disk: Option<KeptBytes>,
+        writer: BlobWriter,
+    ) -> Result<Option<StagedLayer>, RuntimeError> {
+        let (job, written_bytes) = (self.job, &self.job.staging.written_bytes);
+        let known = on_disk.as_ref().filter(|kept| kept.is_in_copy);
+        let known = known.map_or(0, |kept| kept.length);
+        written_bytes.restart(known, known);
+        let reader_wait = ReaderWait::default();
+        if !writer.is_resumable() {
+            self.resumes_from = ResumeSource::Nothing;
+        }
+        let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));
+        let mut intake = Intake::new(job.descriptor.digest.algorithm(), None, reader_wait, Some(copy), 0);
+        intake.content = Some(Hasher::new());
+        let fetched = self.fetch(on_disk, intake).await;
+        let written = copying.await?;
+        let fetched = fetched?;
+        let mut writer = written.map_err(|error| storage_error(format!("could not write file `{path}`"), error))?;
+        if fetched == Fetched::GaveWay {
+            writer.keep_any_length();
+            return Ok(None);
+        }
+        let (path, content, memory) = (path.to_owned(), self.content.unwrap_or_default(), Arc::clone(self.memory));
+        let placed = job.on_thread(move |job| {
+            let file = WholeFile { path: &path, from: writer.close(), size: job.descriptor.size, content };
+            job.place_file(&file, &memory)
+        });
+        placed.await?.map(Some)
+    }
+
     /// Passes the blob to the inflater: first the bytes on the disk, then the rest from the registry.
     pub(super) async fn fetch(
         &mut self,
@@ -353,7 +390,7 @@ pub(super) struct Intake {
     copy: Option<mpsc::Sender<Bytes>>,
     /// The hash of the compressed blob; `None` if the layer continues from its files, whose bytes the diff-id verifies.
     hash: Option<Hash>,
-    pub(super) content: Option<Hasher>,
+    content: Option<Hasher>,
     /// The first bytes of the blob, which an earlier attempt has unpacked. They are not fetched.
     skipped: u64,
     received: u64,

@@ -1,4 +1,4 @@
-//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder. `file` has artifacts' files.
+//! One layer, one pass: socket → digest → inflate → diff-id → files in a staging folder.
 //!
 //! Three stages run in parallel. The caller's task fetches and hashes compressed bytes. A blocking thread inflates them
 //! into recycled buffers. Another thread hashes the inflated bytes and unpacks them. The queues are short, so memory
@@ -7,7 +7,6 @@
 
 pub(crate) mod buffer_pool;
 mod fetch;
-mod file;
 pub(crate) mod frames;
 mod gzip;
 pub(crate) mod inflate;
