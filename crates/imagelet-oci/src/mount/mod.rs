@@ -11,14 +11,13 @@
 mod note;
 mod parents;
 mod state;
-mod unmount;
 
 use std::{
     collections::BTreeMap,
     io,
     path::{Path, PathBuf},
     sync::Arc,
-    time::SystemTime,
+    time::{Duration, SystemTime},
 };
 
 use async_trait::async_trait;
@@ -29,7 +28,10 @@ use imagelet_core::{
     ports::{Container, ContainerImage, ContainerService, ContainerState, MountOptions, MountedImage},
     text::file_time,
 };
-use rustix::{io::Errno, mount::MountFlags};
+use rustix::{
+    io::Errno,
+    mount::{MountFlags, UnmountFlags},
+};
 
 use crate::{
     overlay::{self, KERNEL_MIN, OverlayFolder},
@@ -37,13 +39,15 @@ use crate::{
 };
 use note::{Note, NotedMount};
 use state::{MountState, TableRow};
-pub(crate) use unmount::unmount_image;
+
+/// Number and interval of the probes before an overlay is reported as still alive.
+const BUSY_LOOKS: usize = 20;
+const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ListedMount {
     pub(crate) target: PathBuf,
     pub(crate) image: String,
-    pub(crate) writable: bool,
     /// The time of the mount, in seconds since 1970.
     pub(crate) mounted_at: u64,
     /// Whether this mount namespace shows the mount; otherwise the mount is alive in another namespace.
@@ -51,17 +55,17 @@ pub(crate) struct ListedMount {
 }
 
 impl ListedMount {
-    fn unmounted(self, remains: bool) -> MountedImage {
-        MountedImage { id: self.image, directory: self.target, writable: self.writable, remains }
-    }
-
     pub(crate) fn hint(&self) -> String {
-        let target = self.target.display();
-        if self.shown {
-            return format!("imagelet unmount {target}");
-        }
-        format!("unmount it in its mount namespace, or give it up with `imagelet unmount --force {target}`")
+        unmount_hint(&self.target, self.shown)
     }
+}
+
+fn unmount_hint(target: &Path, shown: bool) -> String {
+    let target = target.display();
+    if shown {
+        return format!("imagelet unmount {target}");
+    }
+    format!("unmount it in its mount namespace, or give it up with `imagelet unmount --force {target}`")
 }
 
 /// Mounts an image of the store. Blocks on the disk.
@@ -173,6 +177,97 @@ fn topmost(layers: &[Digest]) -> impl Iterator<Item = &Digest> {
     layers.iter().enumerate().rev().filter(|(at, layer)| !layers[at + 1..].contains(layer)).map(|(_, layer)| layer)
 }
 
+/// Unmounts an image and removes the data written into it. With `force`, also drops a note without a visible mount.
+pub(crate) fn unmount_image(store: &Store, target: &Path, force: bool) -> Result<MountedImage, RuntimeError> {
+    let failed = could_not::<io::Error>("unmount", target);
+    let _turn = store.mounting();
+    let noted = read_notes(store)?;
+    let rows = read_table()?;
+    let place = match target.canonicalize() {
+        // A path that is missing may exist in another mount namespace.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => target.to_owned(),
+        place => place.map_err(&failed)?,
+    };
+    let ours = |row: &TableRow| noted.iter().find(|noted| state::is_shown_by(noted, row));
+    let here: Vec<&TableRow> = rows.iter().filter(|row| row.target == place).collect();
+    if !here.iter().any(|row| ours(row).is_some()) {
+        return give_up(store, &noted, &rows, &place, force);
+    }
+    let uppermost = state::mount_id(&place).map_err(&failed)?;
+    let top = rows.iter().find(|row| row.id == uppermost);
+    let Some(mounted) = top.filter(|row| row.target == place).and_then(ours) else {
+        let over = top.map_or_else(String::new, |row| format!(" (`{}`, {})", row.source, row.kind));
+        let message = format!("something else is mounted over the image on `{}`{over}", place.display());
+        return Err(RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint("unmount that first, with `umount`"));
+    };
+    rustix::mount::unmount(&place, UnmountFlags::NOFOLLOW).map_err(|error| {
+        let busy = error == Errno::BUSY;
+        let error = failed(error.into());
+        if busy { error.with_hint("something still works in there; `fuser -vm DIR` names it") } else { error }
+    })?;
+    failpoint!("unmount.hidden");
+    let shown = read_table()?.iter().any(|row| state::is_shown_by(mounted, row));
+    let remains = shown || stays_busy(mounted);
+    if !remains {
+        discard(&mounted.folder);
+    }
+    failpoint!("unmount.done");
+    Ok(unmounted(mounted, &place, remains))
+}
+
+/// Whether an overlay stays alive. A probe, or a starting container's copy of the mounts, may keep it alive briefly.
+fn stays_busy(noted: &NotedMount) -> bool {
+    (0..BUSY_LOOKS).all(|_| {
+        let is_busy = is_in_use(noted) == Some(true);
+        if is_busy {
+            std::thread::sleep(BUSY_PERIOD);
+        }
+        is_busy
+    })
+}
+
+fn unmounted(noted: &NotedMount, directory: &Path, remains: bool) -> MountedImage {
+    let writable = noted.note().is_some_and(|note| note.writable);
+    MountedImage { id: noted.image.clone(), directory: directory.to_owned(), writable, remains }
+}
+
+/// Removes the note of a mount that has ended, or that `force` gives up.
+fn give_up(
+    store: &Store,
+    noted: &[NotedMount],
+    rows: &[TableRow],
+    place: &Path,
+    force: bool,
+) -> Result<MountedImage, RuntimeError> {
+    let at_place = noted.iter().filter(|noted| noted.note().is_some_and(|note| note.target == place.to_string_lossy()));
+    let judged: Vec<(&NotedMount, MountState)> = at_place.map(|noted| (noted, judge(store, noted, rows))).collect();
+    let ended = |state: &MountState| *state == MountState::Gone || (force && *state == MountState::Elsewhere);
+    let mut answer = None;
+    for (noted, _) in judged.iter().filter(|(_, state)| ended(state)) {
+        discard(&noted.folder);
+        answer.get_or_insert_with(|| unmounted(noted, place, false));
+    }
+    answer.ok_or_else(|| {
+        let at = place.display();
+        match judged.first() {
+            Some((_, MountState::Shown(places))) => {
+                let now = places.first().map_or(place, PathBuf::as_path).display();
+                let message = format!("the image that was mounted on `{at}` is now on `{now}`");
+                RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint(format!("imagelet unmount {now}"))
+            }
+            Some(_) => {
+                let message = format!(
+                    "the image mounted on `{at}` is not seen here, and may be in use in another mount namespace"
+                );
+                RuntimeError::new(RuntimeErrorKind::InUse, message).with_hint(unmount_hint(place, false))
+            }
+            None => {
+                RuntimeError::new(RuntimeErrorKind::NotFound, format!("no image of this store is mounted on `{at}`"))
+            }
+        }
+    })
+}
+
 /// The current mounts, in this mount namespace or in another. Changes nothing.
 pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     let noted = read_notes(store)?;
@@ -230,8 +325,8 @@ fn discard_gone(store: &Store, noted: &[NotedMount], rows: &[TableRow]) {
 }
 
 fn mounted_image(noted: &NotedMount, target: PathBuf, shown: bool) -> ListedMount {
-    let (writable, mounted_at) = noted.note().map_or_else(Default::default, |note| (note.writable, note.mounted_at));
-    ListedMount { target, image: noted.image.clone(), writable, mounted_at, shown }
+    let mounted_at = noted.note().map_or(0, |note| note.mounted_at);
+    ListedMount { target, image: noted.image.clone(), mounted_at, shown }
 }
 
 fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
@@ -304,8 +399,6 @@ fn container(mount: ListedMount) -> Container {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -343,7 +436,7 @@ mod tests {
     fn a_mount_whose_note_has_no_time_is_in_use_since_an_unknown_time() {
         let created = |mounted_at| {
             let (target, image) = ("/mnt".into(), "sha256:1".to_owned());
-            container(ListedMount { target, image, writable: false, mounted_at, shown: true }).created_at
+            container(ListedMount { target, image, mounted_at, shown: true }).created_at
         };
         assert_eq!(created(5), SystemTime::UNIX_EPOCH + Duration::from_secs(5));
         for mounted_at in [0, u64::MAX, u64::MAX / 2, 1 << 40] {
