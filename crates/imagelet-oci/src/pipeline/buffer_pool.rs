@@ -45,8 +45,10 @@ struct BlockBytes {
 
 /// Inflated bytes, with the positions at which the blob can be continued.
 pub(crate) trait ResumableStream: Read {
-    /// The last checkpoint before the bytes that are read next.
-    fn checkpoint(&mut self) -> Option<Checkpoint>;
+    /// The last checkpoint before the bytes that are read next. A decoder that does not export its state has none.
+    fn checkpoint(&mut self) -> Option<Checkpoint> {
+        None
+    }
 }
 
 /// The bytes to which a layer may still expand. The drop of an unfinished layer returns its part of the allowance.

@@ -29,7 +29,11 @@ pub(crate) struct GzipReader<'a> {
     member: Member,
     packed: u64,
     plain: u64,
-    checkpoints: Checkpoints,
+    /// The end of a block. It becomes a checkpoint when the next block has output, so never after the last block.
+    candidate: Option<Checkpoint>,
+    checkpoint: Option<Checkpoint>,
+    /// The compressed bytes before the last checkpoint.
+    last: u64,
 }
 
 enum Member {
@@ -40,18 +44,9 @@ enum Member {
     None,
 }
 
-/// The newest position at which a stream can be continued.
-#[derive(Default)]
-struct Checkpoints {
-    /// The end of a block. It becomes a checkpoint when the next block has output, so never after the last block.
-    candidate: Option<Checkpoint>,
-    newest: Option<Checkpoint>,
-    last: u64,
-}
-
 impl<'a> GzipReader<'a> {
     pub(crate) fn new(source: &'a mut FrameReader) -> Self {
-        Self { source, member: Member::None, packed: 0, plain: 0, checkpoints: Checkpoints::default() }
+        Self { source, member: Member::None, packed: 0, plain: 0, candidate: None, checkpoint: None, last: 0 }
     }
 
     /// Continues at a checkpoint. `source` begins with the last byte before the checkpoint, `window` has the plain
@@ -69,8 +64,7 @@ impl<'a> GzipReader<'a> {
             decoder_at_bit(used, shared, window).ok_or_else(|| invalid("a block's start cannot be continued"))?;
         source.consume(1);
         let Checkpoint { packed, plain, .. } = checkpoint;
-        let checkpoints = Checkpoints { last: packed, ..Checkpoints::default() };
-        Ok(Self { source, member: Member::Rest(inflate), packed, plain, checkpoints })
+        Ok(Self { packed, plain, last: packed, member: Member::Rest(inflate), ..Self::new(source) })
     }
 
     /// Inflates once. Returns the number of bytes, or `None` if this step has made no bytes and another may.
@@ -93,8 +87,9 @@ impl<'a> GzipReader<'a> {
         self.source.consume(taken);
         self.packed += taken as u64;
         self.plain += made as u64;
-        if made > 0 {
-            self.checkpoints.confirm();
+        if let Some(candidate) = self.candidate.take_if(|_| made > 0) {
+            self.last = candidate.packed;
+            self.checkpoint = Some(candidate);
         }
         if status == Status::StreamEnd {
             self.end_member()?;
@@ -102,17 +97,17 @@ impl<'a> GzipReader<'a> {
             return Err(io::ErrorKind::UnexpectedEof.into());
         } else if is_due && self.is_due() && taken < available && made < out.len() {
             let (packed, plain) = (self.packed, self.plain);
-            self.checkpoints.candidate = Some(Checkpoint { packed, plain, format: StreamFormat::Gzip });
+            self.candidate = Some(Checkpoint { packed, plain, format: StreamFormat::Gzip });
         }
         Ok((made > 0).then_some(made))
     }
 
     fn is_due(&self) -> bool {
-        self.packed - self.checkpoints.last >= CHECKPOINT_PERIOD
+        self.packed - self.last >= CHECKPOINT_PERIOD
     }
 
     fn end_member(&mut self) -> io::Result<()> {
-        self.checkpoints.candidate = None;
+        self.candidate = None;
         if let Member::Rest(_) = std::mem::replace(&mut self.member, Member::None) {
             let mut trailer = [0; TRAILER];
             self.source.read_exact(&mut trailer)?;
@@ -134,17 +129,7 @@ impl Read for GzipReader<'_> {
 
 impl ResumableStream for GzipReader<'_> {
     fn checkpoint(&mut self) -> Option<Checkpoint> {
-        self.checkpoints.newest.take()
-    }
-}
-
-impl Checkpoints {
-    /// Makes the candidate a checkpoint, because a block follows it.
-    fn confirm(&mut self) {
-        if let Some(candidate) = self.candidate.take() {
-            self.last = candidate.packed;
-            self.newest = Some(candidate);
-        }
+        self.checkpoint.take()
     }
 }
 
@@ -152,12 +137,12 @@ pub(crate) struct UncompressedReader<'a> {
     source: &'a mut FrameReader,
     position: u64,
     last: u64,
-    newest: Option<Checkpoint>,
+    checkpoint: Option<Checkpoint>,
 }
 
 impl<'a> UncompressedReader<'a> {
     pub(crate) fn new(source: &'a mut FrameReader, position: u64) -> Self {
-        Self { source, position, last: position, newest: None }
+        Self { source, position, last: position, checkpoint: None }
     }
 }
 
@@ -168,7 +153,7 @@ impl Read for UncompressedReader<'_> {
         if self.position - self.last >= CHECKPOINT_PERIOD {
             self.last = self.position;
             let (packed, plain) = (self.position, self.position);
-            self.newest = Some(Checkpoint { packed, plain, format: StreamFormat::Plain });
+            self.checkpoint = Some(Checkpoint { packed, plain, format: StreamFormat::Plain });
         }
         Ok(read)
     }
@@ -176,7 +161,7 @@ impl Read for UncompressedReader<'_> {
 
 impl ResumableStream for UncompressedReader<'_> {
     fn checkpoint(&mut self) -> Option<Checkpoint> {
-        self.newest.take()
+        self.checkpoint.take()
     }
 }
 

@@ -18,10 +18,7 @@ use zstd::{
 };
 
 use super::{buffer_pool::ResumableStream, frames::FrameReader};
-use crate::{
-    store::Checkpoint,
-    unpack::{LayerMemory, MemoryError, MemoryReservation},
-};
+use crate::unpack::{LayerMemory, MemoryError, MemoryReservation};
 
 /// A power of two: 128 MiB, the largest window that zstd writes without `--long=28`.
 const WINDOW_LOG_MAX: u32 = 27;
@@ -96,12 +93,7 @@ impl<'a> ZstdReader<'a> {
     }
 }
 
-impl ResumableStream for ZstdReader<'_> {
-    /// The decoder does not export its state, so its stream has no checkpoint.
-    fn checkpoint(&mut self) -> Option<Checkpoint> {
-        None
-    }
-}
+impl ResumableStream for ZstdReader<'_> {}
 
 impl Read for ZstdReader<'_> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
