@@ -168,31 +168,15 @@ pub(crate) struct ManifestWriter<'a> {
     listing: Option<FileManifest<'a>>,
     /// Whether new entries may inherit attributes from the root, so that each entry must be checked.
     inherits: bool,
-    content: Content,
+    /// The bytes of the current file in the archive, and the digest of a file that comes in one piece or is known. One
+    /// piece is hashed several times faster.
+    stored: u64,
+    at_once: Sum,
+    /// The hash of a file that comes in several pieces.
+    hasher: Option<Hasher>,
     /// The disk usage of the recorded paths. It is `None` if there is no listing, if a path was or may be replaced, or
     /// if a usage is unknown (see [`DiskUsage::with_finished`]).
     allocated: Option<DiskUsage>,
-}
-
-struct Content {
-    expected: u64,
-    /// The digest of a small file, whose data comes in one piece. One piece is hashed several times faster.
-    at_once: Option<Sum>,
-    hasher: Option<Hasher>,
-}
-
-impl Content {
-    fn of(expected: u64) -> Self {
-        Self { expected, at_once: None, hasher: None }
-    }
-
-    fn sum(&self) -> Sum {
-        match (&self.hasher, self.at_once) {
-            (Some(hasher), _) => hasher.finish_128(),
-            (None, Some(sum)) => sum,
-            (None, None) => Hasher::oneshot(&[]),
-        }
-    }
 }
 
 impl<'a> ManifestWriter<'a> {
@@ -200,27 +184,26 @@ impl<'a> ManifestWriter<'a> {
         let inherits =
             listing.is_some() && xattrs_of(root).map_err(Fault::io("read the attributes of the root for"))?.is_some();
         let allocated = listing.is_some().then(DiskUsage::default);
-        Ok(Self { listing, inherits, content: Content::of(0), allocated })
+        Ok(Self { listing, inherits, stored: 0, at_once: Sum::default(), hasher: None, allocated })
     }
 
     pub(crate) fn begin(&mut self, stored: u64) {
-        self.content = Content::of(stored);
+        (self.stored, self.at_once, self.hasher) = (stored, Hasher::oneshot(&[]), None);
     }
 
     /// Begins a file whose data is already written and hashed.
     pub(crate) fn begin_known(&mut self, content: Sum) {
-        self.content = Content { at_once: Some(content), ..Content::of(0) };
+        (self.at_once, self.hasher) = (content, None);
     }
 
     pub(crate) fn wrote(&mut self, bytes: &[u8]) {
         if self.listing.is_none() {
             return;
         }
-        let content = &mut self.content;
-        if content.hasher.is_none() && bytes.len() as u64 == content.expected {
-            content.at_once = Some(Hasher::oneshot(bytes));
+        if self.hasher.is_none() && bytes.len() as u64 == self.stored {
+            self.at_once = Hasher::oneshot(bytes);
         } else {
-            content.hasher.get_or_insert_with(Hasher::new).write(bytes);
+            self.hasher.get_or_insert_with(Hasher::new).write(bytes);
         }
     }
 
@@ -238,7 +221,7 @@ impl<'a> ManifestWriter<'a> {
             drop(file);
             let stat = rustix::fs::statat(parent, name, AtFlags::SYMLINK_NOFOLLOW)?;
             let size = stat.st_size.cast_unsigned();
-            let content = own.content.sum();
+            let content = own.hasher.as_ref().map_or(own.at_once, Hasher::finish_128);
             let kind = match ranges {
                 None => FileEntryKind::File { size, content },
                 Some(ranges) => FileEntryKind::Sparse { size, content, ranges: ranges.to_vec() },
