@@ -169,7 +169,7 @@ fn write_all(
         let Some(entry) = entry else { return Ok(()) };
         writer.write(&as_written(entry)?, reader)?;
         if writer.take_replaced() {
-            reader.invalidate_journal();
+            reader.input.invalidate_journal();
         }
     }
 }

@@ -16,7 +16,7 @@ use self::{
     pax::{Extended, Overrides, SparseRecords, Time},
     sparse::{Builder, Version},
 };
-use super::{EntryRules, LayerInput, MemoryReservation, ReusableFile, UnpackLimits, error::Fault};
+use super::{EntryRules, LayerInput, MemoryReservation, UnpackLimits, error::Fault};
 
 pub(crate) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
@@ -72,7 +72,7 @@ pub(crate) struct TarData {
 
 /// Reads the entries in order. The data of an entry is read between two calls of [`Reader::next`].
 pub(crate) struct Reader<'a> {
-    input: &'a mut dyn LayerInput,
+    pub(crate) input: &'a mut dyn LayerInput,
     limits: UnpackLimits,
     rules: EntryRules,
     claim: MemoryReservation,
@@ -156,24 +156,13 @@ impl<'a> Reader<'a> {
         Ok(&buffer[..wanted.min(buffer.len())])
     }
 
-    pub(crate) fn consume(&mut self, bytes: usize) {
-        self.input.consume(bytes);
+    /// Consumes bytes of the data. `path` is the file to which the writer has just appended them, if it is a whole file.
+    pub(crate) fn consume(&mut self, bytes: usize, path: Option<&[u8]>) {
+        match path {
+            Some(path) => self.input.consume_content(bytes, path),
+            None => self.input.consume(bytes),
+        }
         self.remaining -= bytes as u64;
-    }
-
-    /// Consumes bytes that the writer has just appended to the file `path`.
-    pub(crate) fn consume_content(&mut self, bytes: usize, path: &[u8]) {
-        self.input.consume_content(bytes, path);
-        self.remaining -= bytes as u64;
-    }
-
-    /// The file of an earlier attempt that has the first bytes of the current entry's data.
-    pub(crate) fn reusable_file(&mut self) -> Result<Option<ReusableFile>, Fault> {
-        self.input.reusable_file().map_err(Fault::read)
-    }
-
-    pub(crate) fn invalidate_journal(&mut self) {
-        self.input.invalidate_journal();
     }
 
     fn entry(&mut self, header: &Header<'_>, pending: Pending) -> Result<TarEntry, Fault> {

@@ -200,7 +200,7 @@ impl<'a> Writer<'a> {
         let flags = OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::WRONLY | OFlags::CLOEXEC;
         let create = || patiently(|| rustix::fs::openat(&place.parent, place.name.as_slice(), flags, mode));
         let is_plain = entry.data.ranges.is_none() && entry.data.stored > 0;
-        let reusable = if is_plain { reader.reusable_file()? } else { None };
+        let reusable = if is_plain { reader.input.reusable_file().map_err(Fault::read)? } else { None };
         let reused = reusable.and_then(|found| Some((link_reusable(place, &found, entry.data.stored)?, found.length)));
         let is_reused = reused.is_some();
         let (file, known) = match reused {
@@ -208,7 +208,7 @@ impl<'a> Writer<'a> {
             None => (File::from(self.replacing(place, "create", create)?), 0),
         };
         if self.take_replaced() {
-            reader.invalidate_journal();
+            reader.input.invalidate_journal();
         }
         self.manifest.begin(entry.data.stored);
         match &entry.data.ranges {
@@ -279,10 +279,7 @@ impl<'a> Writer<'a> {
                 file.write_all_at(fresh, offset + known).map_err(Fault::io("write"))?;
             }
             self.manifest.wrote(chunk);
-            match whole {
-                Some((path, _)) => reader.consume_content(length, path),
-                None => reader.consume(length),
-            }
+            reader.consume(length, whole.map(|(path, _)| path));
             offset += length as u64;
             dropped = page_cache::drop_written(file, dropped, offset);
             self.gauge.wrote(length)?;
