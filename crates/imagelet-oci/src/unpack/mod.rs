@@ -13,7 +13,6 @@ mod archive;
 mod budget;
 mod disk_usage;
 mod error;
-mod input;
 mod limits;
 mod member;
 mod name;
@@ -22,12 +21,12 @@ mod tests;
 mod writer;
 
 use std::{
-    io::BufRead,
+    io::{self, BufRead},
     path::Path,
     sync::{Arc, atomic::AtomicBool},
 };
 
-use rustix::fd::BorrowedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 
 pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
 pub(crate) use self::writer::tree::process_umask;
@@ -41,7 +40,6 @@ pub(crate) use self::{
     budget::{LayerMemory, UnpackBudget},
     disk_usage::{BLOCK, DiskUsage},
     error::{UnpackError, UnpackErrorKind},
-    input::{LayerInput, ReusableFile},
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
@@ -112,6 +110,35 @@ pub(crate) struct UnpackReport {
     pub(crate) implicit_directories: Vec<Vec<u8>>,
     /// Whether the layer hides all layers below it. Overlayfs ignores the opaque mark of a root.
     pub(crate) root_opaque: bool,
+}
+
+/// The bytes of an archive, and the files that an earlier attempt has left.
+///
+/// The default methods are for an archive that has neither an earlier attempt nor a journal.
+pub(crate) trait LayerInput: BufRead {
+    /// Consumes bytes that the unpacker has just appended to the layer's file `path`.
+    fn consume_content(&mut self, bytes: usize, _path: &[u8]) {
+        self.consume(bytes);
+    }
+
+    /// A file whose first bytes are the next bytes of the input. Called before a file's content is read.
+    fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>> {
+        Ok(None)
+    }
+
+    /// Ends the journal: an entry has replaced the file of an earlier entry, so the journal does not match the files.
+    fn invalidate_journal(&mut self) {}
+}
+
+impl LayerInput for &mut dyn BufRead {}
+
+/// A file of an earlier attempt. Its first `length` bytes are those of the archive.
+#[derive(Clone, Debug)]
+pub(crate) struct ReusableFile {
+    /// The folder of the earlier attempt's files.
+    pub(crate) root: Arc<OwnedFd>,
+    pub(crate) path: Vec<u8>,
+    pub(crate) length: u64,
 }
 
 /// Unpacks one uncompressed tar stream into an empty directory, and records each finished path in `manifest`.

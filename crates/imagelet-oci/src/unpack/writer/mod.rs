@@ -29,11 +29,10 @@ use self::{
     whiteout::{Mark, Opacity, look, mark},
 };
 use super::{
-    DIRECTORY_COST, EntryRules, Ownership, UnpackError, UnpackOptions, UnpackReport, WholeFile,
+    DIRECTORY_COST, EntryRules, Ownership, ReusableFile, UnpackError, UnpackOptions, UnpackReport, WholeFile,
     archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
-    input::ReusableFile,
     limits::Gauge,
     member::{self, FILE_MODE},
     name,
