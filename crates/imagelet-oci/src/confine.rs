@@ -26,7 +26,6 @@ pub(crate) enum AllowedFolder<'a> {
 pub enum Confinement {
     /// Threads are confined, with this version of the Landlock ABI.
     Landlock(i32),
-    /// Threads are not confined, for this reason.
     Absent(String),
 }
 
@@ -63,7 +62,6 @@ impl Confinement {
         }
     }
 
-    /// Runs `work` on a new thread that can access only files below `folders`, and waits for its end.
     pub(crate) fn run<T: Send>(&self, folders: &[AllowedFolder<'_>], work: impl FnOnce() -> T + Send) -> io::Result<T> {
         thread::scope(|scope| {
             let thread = thread::Builder::new().name("layer".into()).spawn_scoped(scope, || {

@@ -14,10 +14,8 @@ use rustix::{
     io::Errno,
 };
 
-/// The flags to open a directory, and to reject a symlink in its place.
 pub(crate) const DIRECTORY: OFlags =
     OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
-/// The kernel's limit of the value of an extended attribute, in bytes.
 const XATTR_SIZE_MAX: usize = 64 * 1024;
 /// The attributes that overlayfs writes on a directory start with this prefix. They must not be copied.
 const OVERLAY_PREFIX: &str = "trusted.overlay.";
@@ -108,7 +106,6 @@ pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     Ok(futimens(to, &times)?)
 }
 
-/// Opens a folder and rejects a symlink in its place.
 pub fn open_folder(path: &Path) -> Result<OwnedFd, Errno> {
     rustix::fs::open(path, DIRECTORY, Mode::empty())
 }

@@ -43,7 +43,6 @@ pub trait LayerSink: Send + Sync + fmt::Debug {
     /// Starts an import. Until the import ends, the runtime removes no layer of the image.
     async fn begin(&self, image: Arc<ImportedImage>) -> Result<Arc<dyn LayerImport>, RuntimeError>;
 
-    /// Checks that a pod can mount an imported artifact.
     fn check_mounts_artifacts(&self) -> Result<(), RuntimeError>;
 
     /// The digests of the manifest and of the only layer of an image. `None` if no image has this name.
@@ -71,7 +70,6 @@ pub trait LayerImport: Send + Sync + fmt::Debug {
     async fn abandon(&self);
 }
 
-/// The result of [`LayerImport::take`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
     Committed,

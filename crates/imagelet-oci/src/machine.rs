@@ -19,7 +19,6 @@ const CONNECTIONS_PER_LAYER: usize = 3;
 const CONNECTIONS_MAX: usize = 24;
 const READ_AHEAD_PER_CONNECTION: usize = 1 << 20;
 
-/// The resources that this process may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     pub cores: usize,
@@ -82,7 +81,6 @@ fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     found.min()
 }
 
-/// The number in a file. `None` if the file is absent or contains `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

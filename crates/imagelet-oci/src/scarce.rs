@@ -37,7 +37,6 @@ impl Default for DescriptorShare {
     }
 }
 
-/// The first wait; each further wait doubles.
 const WAIT_FIRST: Duration = Duration::from_millis(10);
 /// Maximum number of waits: ten seconds in all.
 const WAITS_MAX: usize = 10;

@@ -358,7 +358,11 @@ fn new_image(
         index: index.map(|index| index.digest.clone()),
         pulled: PulledManifest {
             digest: chosen.digest.clone(),
-            platform: if kind.is_some() { String::new() } else { format!("{}/{}", config.platform.os, config.platform.architecture) },
+            platform: if kind.is_some() {
+                String::new()
+            } else {
+                format!("{}/{}", config.platform.os, config.platform.architecture)
+            },
             artifact: kind.map(|kind| PulledArtifact { kind: printable(kind), config: manifest.config.digest.clone() }),
             layers,
             at: SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs(),

@@ -50,7 +50,6 @@ struct SavedImage {
 #[derive(Default)]
 pub(super) struct DockerArchive {
     pub(super) images: Vec<ArchivedImage>,
-    /// The names of the archive's files, by the digest of their bytes.
     pub(super) places: HashMap<Digest, String>,
     pub(super) made: HashMap<Digest, Bytes>,
     made_bytes: usize,

@@ -27,12 +27,10 @@ const ENTRIES_MAX: usize = 100_000;
 /// Maximum bytes of all names together, and of each name.
 const NAMES_BYTES_MAX: usize = 8 << 20;
 const NAME_BYTES_MAX: usize = 1024;
-/// Maximum links that are followed for one name.
 const LINKS_MAX: usize = 8;
 const BLOCK: u64 = 512;
 /// Maximum bytes that failing images may read, as a multiple of the archive's bytes. A good archive needs fewer.
 const FAILED_READS_MAX: u64 = 8;
-/// The hint for an archive with an unsupported compression.
 const PLAIN: &str = "an archive is a plain tar file, or one packed by gzip or zstd: unpack any other first";
 const READ_AHEAD: usize = 64 << 10;
 
@@ -43,7 +41,6 @@ pub(crate) struct ArchiveFiles {
     opened: Mutex<OpenedFiles>,
 }
 
-/// The files of the archive that were opened, and their sizes.
 #[derive(Debug, Default)]
 struct OpenedFiles {
     files: HashSet<FileId>,
@@ -71,11 +68,7 @@ enum FileSource {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum TarFile {
-    Span {
-        offset: u64,
-        size: u64,
-    },
-    /// The normalised name of the link's target.
+    Span { offset: u64, size: u64 },
     Link(String),
 }
 
@@ -89,7 +82,6 @@ impl ArchiveFiles {
         }
     }
 
-    /// Reads the headers of a plain tar file, and skips its data.
     pub(crate) fn of_tar(file: File, path: &Path, memory: &Arc<LayerMemory>) -> Result<Self, RuntimeError> {
         let files = index(&file, memory)?;
         Ok(Self::new(path.display().to_string(), FileSource::Tar { file, files }))
@@ -99,7 +91,6 @@ impl ArchiveFiles {
         Self { place, source, opened: Mutex::default() }
     }
 
-    /// Finds a file by its name; `None` if the archive does not have the file.
     pub(super) fn find(&self, name: &str) -> Result<Option<FoundFile>, RuntimeError> {
         let Some(name) = normalised(name) else { return Ok(None) };
         let found = match &self.source {
@@ -255,7 +246,6 @@ fn normalised(name: &str) -> Option<String> {
     resolved(&[], name).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
 }
 
-/// The name that a symbolic link leads to.
 fn target((link, name): (&str, &str)) -> Option<String> {
     let name = normalised(name)?;
     let mut folder: Vec<&str> = name.split('/').collect();

@@ -23,12 +23,10 @@ struct LayoutEntry {
     annotations: Option<LayoutName>,
 }
 
-/// The annotations that name an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayoutName {
     #[serde(rename = "io.containerd.image.name", skip_serializing_if = "Option::is_none")]
     pub(crate) full: Option<String>,
-    /// The full name or the tag.
     #[serde(rename = "org.opencontainers.image.ref.name", skip_serializing_if = "Option::is_none")]
     pub(crate) reference: Option<String>,
 }

@@ -34,12 +34,9 @@ use crate::{
     manifest::{Descriptor, corrupt, printable, unacceptable},
 };
 
-/// Maximum names of one image; no tool writes as many.
 const NAMES_MAX: usize = 256;
-/// Maximum names of an image in a message.
 const NAMES_SHOWN_MAX: usize = 8;
 
-/// An archive whose table of contents has been read.
 #[derive(Debug)]
 pub(crate) struct ImageArchive {
     pub(crate) blobs: Arc<ArchiveBlobs>,
@@ -55,7 +52,6 @@ pub(crate) enum ArchiveFormat {
 
 #[derive(Debug)]
 pub(crate) struct ArchivedImage {
-    /// The names as the archive spells them.
     pub(crate) names: Vec<String>,
     /// The index or manifest of the image; several if the archive has a manifest for each platform.
     pub(crate) roots: Vec<Descriptor>,

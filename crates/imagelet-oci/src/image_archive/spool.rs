@@ -21,10 +21,8 @@ const BUFFER: usize = 256 << 10;
 /// The position of a tar header's magic, and the number of bytes up to the magic's end.
 const USTAR_AT: usize = 257;
 const MAGIC_BYTES: u64 = 262;
-/// Bytes between two measurements of the free space.
 const BYTES_BETWEEN_CHECKS: u64 = 16 << 20;
 
-/// The compression of a file, by its first bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Packing {
     Plain,
@@ -33,7 +31,6 @@ pub(super) enum Packing {
 }
 
 impl Packing {
-    /// Determines the compression of a file. Rejects an unsupported compression.
     pub(super) fn of(what: &str, file: impl Read) -> Result<Self, RuntimeError> {
         let mut magic = Vec::new();
         let read = file.take(MAGIC_BYTES).read_to_end(&mut magic);

@@ -28,7 +28,6 @@ pub(crate) struct LayoutWriter {
     place: ArchivePlace,
     beside: PathBuf,
     view: SyncView,
-    /// The tar file, or the current file of the folder.
     file: File,
     /// The offset of the current file's data, and its size so far.
     start: u64,
@@ -103,7 +102,6 @@ impl LayoutWriter {
         self.write(&[0; BLOCK][..usize::try_from(padding).unwrap_or_default()])
     }
 
-    /// Syncs the archive and renames it to its target.
     pub(crate) fn finish(mut self) -> Result<(), RuntimeError> {
         if !self.place.is_folder {
             self.write(&[0; 2 * BLOCK])?;

@@ -22,7 +22,6 @@ const ANNOTATIONS_BYTES_MAX: usize = 64 << 10;
 /// In image layers, this prefix marks a removed file. So a file of an artifact with this prefix is rejected.
 const WHITEOUT_PREFIX: &str = ".wh.";
 
-/// The annotations that decide how a blob becomes files. Other annotations are ignored.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 pub(crate) struct FileAnnotations {
     #[serde(rename = "org.opencontainers.image.title")]
@@ -34,7 +33,6 @@ pub(crate) struct FileAnnotations {
     /// The text `true` marks the blob as a compressed archive of the folder that `title` names.
     #[serde(rename = "io.deis.oras.content.unpack")]
     unpack: Option<String>,
-    /// The digest of the uncompressed archive.
     #[serde(rename = "io.deis.oras.content.digest")]
     content: Option<String>,
 }
@@ -49,22 +47,18 @@ impl FileAnnotations {
     }
 }
 
-/// How a blob of an artifact becomes files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum BlobLayout {
-    /// The blob is the file with this path.
     File(String),
     Archive {
         /// The folder into which the archive is unpacked. The empty text is the artifact's root.
         folder: String,
         compression: Compression,
-        /// The digest of the uncompressed archive, if the manifest has it.
         content: Option<Digest>,
     },
 }
 
 impl BlobLayout {
-    /// The path of the file, or of the folder into which the archive is unpacked.
     pub(crate) fn path(&self) -> &str {
         match self {
             Self::File(path) => path,
@@ -73,12 +67,10 @@ impl BlobLayout {
     }
 }
 
-/// A blob of an artifact, with a checked path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct ArtifactFile<'a> {
     pub(crate) blob: &'a Descriptor,
     pub(crate) layout: BlobLayout,
-    /// The key of the blob's layer in the store.
     pub(crate) key: Digest,
 }
 
@@ -108,7 +100,6 @@ impl Manifest {
         Ok(ImageConfig { diff_ids, ..ImageConfig::default() })
     }
 
-    /// How a blob of an artifact becomes files, or `None` if the manifest is an image.
     pub(crate) fn layout(&self, layer: &Descriptor) -> Option<BlobLayout> {
         self.artifact_kind().map(|_| layer.layout())
     }

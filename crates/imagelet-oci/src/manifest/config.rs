@@ -15,7 +15,6 @@ pub(crate) const CONFIG_BYTES_MAX: u64 = 8 << 20;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ImageConfig {
     pub(crate) platform: DescriptorPlatform,
-    /// The user, as written: name or number, with or without a group.
     pub(crate) user: String,
     pub(crate) diff_ids: Vec<Digest>,
 }

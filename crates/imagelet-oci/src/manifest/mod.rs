@@ -138,7 +138,6 @@ impl ManifestDocument {
 }
 
 impl Raw {
-    /// Decides the kind of a document. `content_type` comes from the response, `media_type` from the document.
     fn decide(self, content_type: &str, media_type: &str) -> Result<ManifestDocument, RuntimeError> {
         if self.schema_version == Some(1) || self.fs_layers.is_some() {
             return Err(schema1());
@@ -195,7 +194,6 @@ impl Raw {
 }
 
 impl Manifest {
-    /// Checks that the layers can be unpacked, before any layer is fetched.
     pub(crate) fn check_layers(&self) -> Result<(), RuntimeError> {
         if self.artifact_kind().is_some() {
             self.artifact_files()?;
@@ -228,7 +226,6 @@ impl Descriptor {
         Self { media_type, digest, size, platform: None, artifact_type: None, annotations: None }
     }
 
-    /// Whether the index marks this entry as an artifact.
     fn is_artifact(&self) -> bool {
         self.artifact_type.as_ref().is_some_and(|kind| !media::may_be_image_config(kind))
     }
@@ -323,7 +320,6 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
 }
 
-/// Makes an untrusted text safe for a message: shortened, and on one line.
 pub(crate) fn printable(text: &str) -> String {
     printable_start(text, 128)
 }

@@ -22,7 +22,6 @@ impl DescriptorPlatform {
         acceptable(wanted).iter().position(|accepted| *accepted == offer)
     }
 
-    /// Whether the platform has an architecture; an OS alone does not identify a platform.
     pub(super) fn is_named(&self) -> bool {
         !self.architecture.is_empty()
     }
@@ -37,7 +36,6 @@ impl DescriptorPlatform {
         !self.is_named() && self.has_system_of(wanted)
     }
 
-    /// Whether both platforms have the same OS. An absent OS is the host's OS.
     pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {
         normalised_os(&self.os) == normalised_os(&wanted.os)
     }
@@ -59,7 +57,6 @@ impl DescriptorPlatform {
     }
 }
 
-/// The platforms that an image offers, as a list for a message, up to a limit.
 #[derive(Default)]
 pub(super) struct OfferedPlatforms(Vec<String>);
 

@@ -16,7 +16,6 @@ const DOCUMENTS_MAX: usize = 32;
 pub(crate) trait DocumentSource: Sync {
     type Document: Clone + Send;
 
-    /// Adds the name of the image to an error.
     fn about(&self, error: RuntimeError) -> RuntimeError {
         error
     }
@@ -36,7 +35,6 @@ pub(crate) trait DocumentSource: Sync {
 
 #[derive(Clone, Debug)]
 pub(crate) struct Selected<D> {
-    /// The document that the top index names. It equals `chosen` if it is no index.
     pub(crate) first: D,
     pub(crate) chosen: D,
     pub(crate) manifest: Manifest,
@@ -164,7 +162,6 @@ fn is_of_the_document(error: &RuntimeError) -> bool {
     matches!(error.kind(), NotFound | Corrupt | Unacceptable)
 }
 
-/// The position of a document in the search.
 #[derive(Clone)]
 struct Place<D> {
     levels: usize,
@@ -180,19 +177,15 @@ struct Search<'a, D> {
     pending: Vec<(Descriptor, Place<D>)>,
     fetches: usize,
     best: Option<(usize, Selected<D>)>,
-    /// The first image whose configuration has no platform.
     plain: Option<Selected<D>>,
     artifact: Option<Selected<D>>,
     offered: OfferedPlatforms,
-    /// Whether an index or a configuration names any platform.
     is_offered: bool,
-    /// Whether entries stay unchecked because of `DOCUMENTS_MAX`.
     is_cut: bool,
     unusable: Option<RuntimeError>,
 }
 
 impl<D: Clone> Search<'_, D> {
-    /// Adds the entries of an index to the search.
     fn open(&mut self, index: &Index, place: Place<D>) {
         self.is_offered |= index.names_platforms();
         index.manifests.iter().filter_map(|entry| entry.platform.as_ref()).for_each(|it| self.offered.add(it));

@@ -40,7 +40,6 @@ use crate::{
 use note::{Note, NotedMount};
 use state::{MountState, TableRow};
 
-/// Number and interval of the probes before an overlay is reported as still alive.
 const BUSY_LOOKS: usize = 20;
 const BUSY_PERIOD: Duration = Duration::from_millis(50);
 
@@ -68,7 +67,6 @@ fn unmount_hint(target: &Path, shown: bool) -> String {
     format!("unmount it in its mount namespace, or give it up with `imagelet unmount --force {target}`")
 }
 
-/// Mounts an image of the store. Blocks on the disk.
 pub(crate) fn mount(
     store: &Store,
     id: &ImageId,
@@ -231,7 +229,6 @@ fn unmounted(noted: &NotedMount, directory: &Path, remains: bool) -> MountedImag
     MountedImage { id: noted.image.clone(), directory: directory.to_owned(), writable, remains }
 }
 
-/// Removes the note of a mount that has ended, or that `force` gives up.
 fn give_up(
     store: &Store,
     noted: &[NotedMount],
@@ -268,7 +265,6 @@ fn give_up(
     })
 }
 
-/// The current mounts, in this mount namespace or in another. Changes nothing.
 pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     let noted = read_notes(store)?;
     if noted.is_empty() {
@@ -302,7 +298,6 @@ pub(crate) fn mounts(store: &Store) -> Result<Vec<ListedMount>, RuntimeError> {
     Ok(mounted)
 }
 
-/// Removes the notes of ended mounts, and the data written into the mounts.
 pub(crate) fn sweep(store: &Store) -> Result<(), RuntimeError> {
     let _turn = store.mounting();
     let noted = read_notes(store)?;

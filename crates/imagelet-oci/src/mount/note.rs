@@ -20,7 +20,6 @@ use crate::{
     store::{digest_named, read_json, remove_tree, replace_file, seal},
 };
 
-/// The length of the mount's serial, at the end of a key.
 const SERIAL_LENGTH: usize = 16;
 const VOLATILE_MOUNTS: &str = "/run/imagelet/mounts";
 /// The start of a mount's source in the kernel's table; the serial follows.
@@ -35,7 +34,6 @@ pub(super) struct Note {
     pub(super) mounted_at: u64,
     #[serde(default)]
     pub(super) boot: Option<String>,
-    /// The overlay's device, `MAJOR:MINOR`.
     pub(super) device: String,
 }
 
@@ -47,7 +45,6 @@ pub(super) struct NotedMount {
 }
 
 impl NotedMount {
-    /// Combines a folder and its note; `None` if the folder's name is not a key.
     pub(super) fn of(folder: PathBuf, note: Result<Note, String>) -> Option<Self> {
         let key = folder.file_name()?.to_str()?;
         let (image, serial) = key.split_at_checked(key.len().checked_sub(SERIAL_LENGTH)?)?;

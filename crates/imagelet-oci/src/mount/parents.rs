@@ -22,7 +22,6 @@ const ROOT_MODE: u32 = 0o755;
 /// Creates `folder` with all directories for which a layer has no entry. `layers` start with the topmost layer.
 pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Result<()> {
     let mut below = Vec::new();
-    // The upper layer always contains the root.
     let mut wanted = BTreeSet::from([Vec::new()]);
     for layer in layers {
         let implicit = store.implicit_directories(layer)?;
@@ -33,7 +32,6 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
     }
     fs::create_dir(folder)?;
     if layers.is_empty() {
-        // No layer provides metadata for the root.
         fs::set_permissions(folder, fs::Permissions::from_mode(ROOT_MODE))?;
     }
     let mut made = Vec::new();

@@ -13,7 +13,6 @@ use super::note::NotedMount;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum MountState {
-    /// This mount namespace shows the mount, at these paths.
     Shown(Vec<PathBuf>),
     /// The mount is alive in another mount namespace, or nothing proves that it has ended.
     Elsewhere,
@@ -47,11 +46,9 @@ pub(super) fn is_shown_by(noted: &NotedMount, row: &TableRow) -> bool {
     row.kind == "overlay" && row.source == noted.source() && is_its_device
 }
 
-/// A row of `/proc/self/mountinfo`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct TableRow {
     pub(super) id: u64,
-    /// The file system's device, `MAJOR:MINOR`.
     pub(super) device: String,
     pub(super) target: PathBuf,
     pub(super) kind: String,

@@ -35,15 +35,12 @@ enum Block {
 #[derive(Default)]
 struct BlockBytes {
     bytes: Vec<u8>,
-    /// A position in these bytes, or at their end, at which the stream can be continued.
     checkpoint: Option<Checkpoint>,
     /// Whether the bytes are from the files of an earlier attempt, and so already on the disk.
     is_replayed: bool,
-    /// The files that begin in these bytes, with their offsets.
     files: VecDeque<(usize, ReusableFile)>,
 }
 
-/// Inflated bytes, with the positions at which the blob can be continued.
 pub(crate) trait ResumableStream: Read {
     /// The last checkpoint before the bytes that are read next. A decoder that does not export its state has none.
     fn checkpoint(&mut self) -> Option<Checkpoint> {
@@ -93,7 +90,6 @@ pub(crate) struct BlockWriter {
     claim: MemoryReservation,
     blocks: usize,
     total: u64,
-    /// Replayed bytes that are not queued yet.
     replayed: BlockBytes,
 }
 
@@ -190,7 +186,6 @@ impl BlockWriter {
         Ok(true)
     }
 
-    /// Queues the rest of the replayed bytes. Returns `false` if the reader was dropped.
     pub(crate) fn flush(&mut self) -> bool {
         let filled = std::mem::take(&mut self.replayed);
         filled.bytes.is_empty() || self.queue.send(Block::Bytes(filled)).is_ok()
@@ -200,7 +195,6 @@ impl BlockWriter {
 /// Hashes each block as it arrives and lends it without a copy.
 pub(crate) struct BlockReader {
     blocks: Receiver<Block>,
-    /// Returns buffers to the writer.
     home: Sender<Vec<u8>>,
     hash: Hash,
     gate: WriteGate,

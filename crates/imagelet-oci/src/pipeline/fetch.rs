@@ -42,7 +42,6 @@ use crate::{
 };
 
 const PROGRESS_STEP: u64 = 1 << 20;
-/// The size of one read from the disk, and the number of queued reads.
 const PIECE_SIZE: usize = 256 << 10;
 const PIECES_QUEUED: usize = 2;
 /// Frames in the queue of the copy. A frame is at most as large as the transport's read buffer.
@@ -60,22 +59,18 @@ pub(super) enum Fetched {
     Whole,
     /// The inflater has stopped early; its result has the cause.
     Unread,
-    /// Another layer now has the place or the memory.
     GaveWay,
 }
 
 /// The content from which a later attempt of the layer continues.
 #[derive(Clone, Debug, Default)]
 pub(super) enum ResumeSource {
-    /// The copy of the compressed bytes, once that copy has started.
     #[default]
     CompressedCopy,
-    /// The unpacked files, once their journal has a checkpoint.
     Files(Arc<AtomicBool>),
     Nothing,
 }
 
-/// One attempt to fetch and unpack a layer.
 pub(super) struct LayerAttempt<'a> {
     pub(super) job: &'a LayerJob,
     source: &'a BlobSource,
@@ -86,16 +81,12 @@ pub(super) struct LayerAttempt<'a> {
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
     /// Whether the registry has not begun its answer yet. A new request could make the registry start over.
     is_opening: bool,
-    /// Whether the end of this attempt would lose received bytes.
     is_lossy: bool,
     pub(super) resumes_from: ResumeSource,
-    /// The rest of the blob, which the inflater has not read.
     pub(super) rest: Option<Rest>,
-    /// The digest of a whole file for the layer's manifest.
     content: Option<Sum>,
 }
 
-/// The rest of a blob, and the hash of the bytes before it.
 pub(super) struct Rest {
     stream: RangedStream,
     hash: Hash,
@@ -150,7 +141,6 @@ impl LayerAttempt<'_> {
         placed.await?.map(Some)
     }
 
-    /// Passes the blob to the inflater: first the bytes on the disk, then the rest from the registry.
     pub(super) async fn fetch(
         &mut self,
         on_disk: Option<KeptBytes>,
@@ -290,7 +280,6 @@ impl LayerAttempt<'_> {
         true
     }
 
-    /// Copies the bytes received so far to the disk, so that the layer resumes by `Range`.
     async fn gave_way(&mut self, mut intake: Intake) -> Fetched {
         if let Err(error) = self.start_copy(&mut intake).await {
             tracing::warn!(blob = %self.job.descriptor.digest, error = error.chain(), "could not keep the first bytes of a slow layer");
@@ -381,12 +370,10 @@ pub(super) fn copy_to(
     (sender, thread)
 }
 
-/// The queues for the bytes of an attempt, and their counts and hash.
 pub(super) struct Intake {
     /// The queue to the inflater; `None` for an artifact's file, which is not inflated.
     frames: Option<mpsc::Sender<Frame>>,
     reader_wait: ReaderWait,
-    /// The queue of the copy, for bytes that are not on the disk.
     copy: Option<mpsc::Sender<Bytes>>,
     /// The hash of the compressed blob; `None` if the layer continues from its files, whose bytes the diff-id verifies.
     hash: Option<Hash>,
@@ -397,7 +384,6 @@ pub(super) struct Intake {
     from_disk: u64,
     reported: u64,
     reported_at: Instant,
-    /// The first bytes of the blob, until their copy starts.
     early: Option<BytesMut>,
 }
 

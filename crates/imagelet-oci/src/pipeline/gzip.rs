@@ -16,14 +16,11 @@ const GZIP_WINDOW_BITS: u8 = 15 + 16;
 const RAW_WINDOW_BITS: u8 = 15;
 /// The distance that a deflate stream may refer back.
 pub(crate) const WINDOW: usize = 32 << 10;
-/// The check value and the length at the end of a member.
 const TRAILER: usize = 8;
 /// Compressed bytes between two checkpoints.
 const CHECKPOINT_PERIOD: u64 = 128 << 10;
-/// Compressed bytes that are enough to find the bit at which a block starts.
 const TRIAL_BYTES: usize = 16 << 10;
 
-/// Reads the members of a gzip stream, one after the other.
 pub(crate) struct GzipReader<'a> {
     source: &'a mut FrameReader,
     member: Member,
@@ -32,7 +29,6 @@ pub(crate) struct GzipReader<'a> {
     /// The end of a block. It becomes a checkpoint when the next block has output, so never after the last block.
     candidate: Option<Checkpoint>,
     checkpoint: Option<Checkpoint>,
-    /// The compressed bytes before the last checkpoint.
     last: u64,
 }
 
@@ -40,7 +36,6 @@ enum Member {
     Whole(Inflate),
     /// A continued member. Its check value is unknown; the archive's digest proves the bytes.
     Rest(Inflate),
-    /// No member: the position is between two members.
     None,
 }
 

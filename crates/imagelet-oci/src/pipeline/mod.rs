@@ -35,16 +35,16 @@ use imagelet_core::{
 };
 use tokio::{sync::mpsc, time::Instant};
 
-pub(crate) use self::{
-    pace::{LayerPace, report_wait, reported},
-    pull_slots::{Place, PullSlots, SlotRequest},
-};
 use self::{
     buffer_pool::Expansion,
     fetch::{Fetched, Intake, LayerAttempt, ResumeSource, copy_to},
     frames::FrameReader,
     inflate::Bounds,
     pace::{Checks, report_recheck},
+};
+pub(crate) use self::{
+    pace::{LayerPace, report_wait, reported},
+    pull_slots::{Place, PullSlots, SlotRequest},
 };
 use crate::{
     admission::{WriteGate, WrittenBytes},
@@ -63,7 +63,6 @@ use crate::{
 const RESUMABLE_LAYER_MIN: u64 = 16 << 20;
 /// Frames in the queue to the inflater. A frame is at most as large as the transport's read buffer.
 const FRAMES_QUEUED: usize = 8;
-/// Interval and number of checks whether a cancelled pull has released its blob.
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
@@ -83,7 +82,6 @@ pub struct LayerLimits {
     pub entries_max: u64,
     pub free_bytes_floor: u64,
     pub free_inodes_floor: u64,
-    /// Layers of one image that are fetched and unpacked concurrently.
     pub layers_in_flight: usize,
     /// Memory for unpacking all layers, in bytes.
     pub memory: u64,
@@ -94,7 +92,6 @@ pub(crate) struct LayerJob {
     pub(crate) session: PullSession,
     pub(crate) descriptor: Descriptor,
     pub(crate) diff_id: Digest,
-    /// How the blob of an artifact becomes files; `None` for a layer of an image.
     pub(crate) artifact: Option<BlobLayout>,
     pub(crate) claim: SlotRequest,
     pub(crate) staging: LayerStaging,
@@ -110,7 +107,6 @@ pub(crate) struct LayerStaging {
     pub(crate) written_bytes: WrittenBytes,
 }
 
-/// The use of the compressed bytes on the disk.
 #[derive(Clone)]
 pub(crate) struct CompressedCopy {
     /// Whether the compressed bytes are kept; after a failure, the received part stays.
@@ -133,23 +129,17 @@ pub(crate) struct UnpackTerms {
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,
     pub(crate) hold: HoldPolicy,
-    /// Whether no layer of the image is larger, so that this layer decides when the pull ends.
     pub(crate) is_largest: bool,
 }
 
-/// How an attempt uses the unfinished content on the disk.
 #[derive(Clone, Copy)]
 struct DiskUse {
-    /// Whether the attempt continues the content on the disk; otherwise it starts at the first byte.
     reads: bool,
-    /// Whether the attempt copies compressed bytes to the disk for a resumption.
     copies: bool,
 }
 
 enum AttemptStart {
-    /// Unpacks into a folder that stays, and that may have files of an earlier attempt.
     Files(PartialLayer),
-    /// Reads the bytes of the blob that are on the disk, and copies the rest.
     Bytes { kept: Option<KeptBytes>, copy: Option<BlobWriter> },
 }
 
@@ -308,7 +298,6 @@ impl LayerJob {
         .await?
     }
 
-    /// Waits until a cancelled attempt has written its last bytes.
     async fn writer_ended(&self) {
         let mut patience = WRITER_CHECKS_MAX;
         while patience > 0 && self.staging.store.is_written(&self.blob.key) {
@@ -317,7 +306,6 @@ impl LayerJob {
         }
     }
 
-    /// Removes the unfinished file or folder of a layer that no pull fetches any more.
     async fn discard_partial(&self) -> Result<(), RuntimeError> {
         self.on_thread(|job| job.staging.store.discard_partial(&job.blob.key, job.claim.pull)).await
     }
@@ -331,7 +319,6 @@ impl LayerJob {
         self.discard_partial().await
     }
 
-    /// Starts or continues the copy of the compressed bytes.
     fn copy(&self, known: u64) -> Result<Option<BlobWriter>, RuntimeError> {
         let CompressedCopy { is_kept, resumption, key, unreserved_space, .. } = &self.blob;
         let purpose = if *is_kept { self.keeps() } else { BlobPurpose::Resume(Arc::clone(unreserved_space)) };
@@ -342,7 +329,6 @@ impl LayerJob {
         BlobPurpose::Keep(self.terms.limits.free_bytes_floor)
     }
 
-    /// Whether the layer's files or its compressed bytes stay on the disk after a failure.
     fn is_resumable(&self) -> bool {
         self.blob.is_kept || (self.may_copy() && self.descriptor.size >= RESUMABLE_LAYER_MIN)
     }
@@ -505,7 +491,6 @@ impl LayerAttempt<'_> {
     }
 }
 
-/// Lowers the priority of the calling thread, which ends with its layer.
 fn lower_priority() {
     // On Linux this call changes the calling thread only. A failure changes only the order of work.
     let _ = rustix::process::setpriority_process(None, SMALLER_LAYER_NICE);
@@ -515,7 +500,6 @@ fn unconfined(error: std::io::Error) -> RuntimeError {
     storage_error("could not start a thread for the layer", error)
 }
 
-/// Ends the threads of some work when its caller drops this guard.
 pub(crate) struct CancelOnDrop(pub(crate) Arc<AtomicBool>);
 
 impl Drop for CancelOnDrop {

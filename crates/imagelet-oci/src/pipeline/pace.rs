@@ -31,7 +31,6 @@ pub(crate) struct LayerPace {
 }
 
 impl LayerPace {
-    /// The pace of a layer that gets its place at `now`.
     pub(crate) fn new(size: u64, now: Instant) -> Self {
         Self {
             wall: Arc::new(HoldMeter::new(now)),
@@ -41,7 +40,6 @@ impl LayerPace {
         }
     }
 
-    /// Restarts both meters, because the layer has got a place again.
     pub(crate) fn restart(&self, now: Instant) {
         self.wall.restart(now);
         self.network.restart(now);
@@ -52,7 +50,6 @@ impl LayerPace {
         self.network.add(bytes);
     }
 
-    /// The number of compressed bytes that are still to be received.
     pub(crate) fn left(&self) -> u64 {
         self.left.load(Ordering::Relaxed)
     }
@@ -98,7 +95,6 @@ pub(crate) fn report_recheck(layer: &Digest, progress: &Progress) -> EventPair {
     EventPair::begin(Arc::clone(progress), recheck(false), recheck(true))
 }
 
-/// The times at which a layer checks whether other layers wait for its place or memory.
 #[derive(Debug)]
 pub(crate) struct Checks(Interval);
 

@@ -61,7 +61,6 @@ struct HeldPlace {
     claim: SlotRequest,
     pace: Arc<LayerPace>,
     half: Half,
-    /// The time at which the layer last checked whether other layers wait.
     checked: Instant,
 }
 
@@ -71,7 +70,6 @@ struct Line {
     held: HashMap<u64, HeldPlace>,
     /// The waiting layers by ticket, in the order of arrival.
     waiting: BTreeMap<u64, Waiting>,
-    /// Scales all bounds by the limit of open files.
     share: DescriptorShare,
 }
 
@@ -194,7 +192,6 @@ impl PullSlots {
         place
     }
 
-    /// The image of the slowest layer that has a place.
     fn slowest(&self) -> Option<String> {
         let now = Instant::now();
         let line = locked(&self.line);
@@ -202,7 +199,6 @@ impl PullSlots {
         slowest.map(|held| held.claim.image.to_string())
     }
 
-    /// Changes the queue, then grants the free places.
     fn change<T>(&self, change: impl FnOnce(&mut Line) -> T) -> T {
         let now = Instant::now();
         let mut line = locked(&self.line);

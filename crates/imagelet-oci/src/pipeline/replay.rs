@@ -32,7 +32,6 @@ struct ReplayState<'a> {
     blocks: &'a mut BlockWriter,
     expansion: &'a mut Expansion,
     position: u64,
-    /// The file whose bytes are next.
     open: Option<(Vec<u8>, File)>,
     buffer: Vec<u8>,
     around: CheckpointBytes,

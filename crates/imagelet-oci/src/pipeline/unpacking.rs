@@ -72,7 +72,6 @@ impl LayerJob {
         })
     }
 
-    /// Moves a whole and verified file into a layer of its own. Blocks.
     pub(super) fn place_file(
         &self,
         file: &WholeFile<'_>,
@@ -86,7 +85,6 @@ impl LayerJob {
         })
     }
 
-    /// Makes a layer in a staging folder. `write` fills its tree.
     fn staged(
         &self,
         staging: Staging,
@@ -192,7 +190,6 @@ impl LayerJob {
     }
 }
 
-/// Collects a record of each written path, in a file manifest or in the proof of an artifact's content.
 enum Listing {
     Files(FileManifestWriter),
     Proof(ContentProof),

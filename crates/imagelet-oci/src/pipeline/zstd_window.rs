@@ -34,7 +34,6 @@ pub(crate) struct ZstdReader<'a> {
     // Declared before `claim`, so that the decoder's memory is freed before its claim is released.
     decoder: Decoder<'static>,
     claim: MemoryReservation,
-    /// The window of the frame, and the filled part of it.
     window: u64,
     filled: u64,
     cancelled: &'a AtomicBool,

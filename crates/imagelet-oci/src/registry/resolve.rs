@@ -28,8 +28,8 @@ use super::{
 };
 use crate::hash::Hash;
 use crate::manifest::{
-    CONFIG_BYTES_MAX, Descriptor, DescriptorPlatform, DocumentSource, ImageConfig, MANIFEST_BYTES_MAX, Manifest, ManifestDocument,
-    Selected, corrupt, printable, select, unacceptable,
+    CONFIG_BYTES_MAX, Descriptor, DescriptorPlatform, DocumentSource, ImageConfig, MANIFEST_BYTES_MAX, Manifest,
+    ManifestDocument, Selected, corrupt, printable, select, unacceptable,
 };
 use crate::store::{DocumentBytes, DocumentWriter};
 

@@ -15,7 +15,6 @@ use rustls::pki_types::{SubjectPublicKeyInfoDer, pem::PemObject as _};
 pub(crate) use self::policy::{KeySource, POLICY_BYTES_MAX, Requirement, Rule, SignaturePolicy, Transport};
 use crate::manifest::printable;
 
-/// A signature attached to an image: the signed text and its signature.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedSignature {
     /// The digest of the signed image.
@@ -66,7 +65,6 @@ fn check_one(
 pub(crate) struct PublicKeys(Vec<ParsedPublicKey>);
 
 impl PublicKeys {
-    /// Reads one public key from each PEM text.
     pub(crate) fn parse(texts: &[Vec<u8>]) -> Result<Self, String> {
         const ALGORITHMS: [&dyn VerificationAlgorithm; 3] =
             [&ECDSA_P256_SHA256_ASN1, &RSA_PKCS1_2048_8192_SHA256, &ED25519];
@@ -84,7 +82,6 @@ impl PublicKeys {
     }
 }
 
-/// The rule by which the signed name must match the requested name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Identity {
     /// Both names have a tag or a digest, and both names are equal.

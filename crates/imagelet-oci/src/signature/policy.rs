@@ -17,7 +17,6 @@ use super::Identity;
 use crate::manifest::{object, printable};
 
 pub(crate) const POLICY_BYTES_MAX: u64 = 1 << 20;
-/// Maximum numbers of scopes in a transport, of requirements in a scope, and of keys in a requirement.
 const SCOPES_MAX: usize = 10_000;
 const REQUIREMENTS_MAX: usize = 32;
 const KEYS_MAX: usize = 32;
@@ -29,10 +28,8 @@ pub(crate) struct SignaturePolicy {
     transports: BTreeMap<Transport, BTreeMap<String, Vec<Requirement>>>,
 }
 
-/// The kind of place from which an image comes. The policy has a section of scopes for each kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Transport {
-    /// A registry.
     Docker,
     /// A file of `docker save`.
     DockerArchive,
@@ -46,11 +43,7 @@ pub(crate) enum Transport {
 pub(crate) enum Requirement {
     Accept,
     Reject,
-    Sigstore {
-        keys: Vec<KeySource>,
-        identity: Identity,
-    },
-    /// A requirement that is not supported. It rejects the image with this reason.
+    Sigstore { keys: Vec<KeySource>, identity: Identity },
     Unsupported(String),
 }
 
@@ -60,7 +53,6 @@ pub(crate) enum KeySource {
     Text(Vec<u8>),
 }
 
-/// The requirements of an image, and their place in the policy.
 #[derive(Debug)]
 pub(crate) struct Rule<'a> {
     pub(crate) place: String,
@@ -129,7 +121,6 @@ impl SignaturePolicy {
 }
 
 impl Transport {
-    /// The place of the transport's section in the policy file, after `transports`.
     fn section(self) -> &'static str {
         match self {
             Self::Docker => ".docker",

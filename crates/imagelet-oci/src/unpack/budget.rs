@@ -50,13 +50,11 @@ const CANCEL_POLL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(crate) struct UnpackBudget {
     pool: Mutex<Pool>,
-    /// The maximum of shared memory for one tenant.
     half: u64,
     own_notes: u64,
     directories: Arc<Semaphore>,
 }
 
-/// The shared memory, the layers that hold a part of it, and the layers that wait for a part, in order of arrival.
 #[derive(Debug)]
 struct Pool {
     free: u64,
@@ -65,7 +63,6 @@ struct Pool {
     waiting: VecDeque<Waiter>,
 }
 
-/// The layer that uses the memory, and the rate of its registry.
 #[derive(Debug)]
 struct MemoryOwner {
     tenant: Arc<Tenant>,
@@ -105,7 +102,6 @@ impl Pool {
         }
     }
 
-    /// Returns a layer's memory to the pool, and removes the layer from the queue.
     fn leave(&mut self, owner: &Arc<MemoryOwner>) {
         self.waiting.retain(|waiter| !Arc::ptr_eq(&waiter.owner, owner));
         let held = self.holders.extract_if(.., |(holder, _)| Arc::ptr_eq(holder, owner));
@@ -128,14 +124,12 @@ impl Pool {
         }
     }
 
-    /// The first waiting layer that could use the memory of this layer.
     fn lacks(&self, owner: &MemoryOwner) -> Option<&Waiter> {
         let lacks =
             |waiter: &&Waiter| waiter.owner.tenant == owner.tenant || self.fits_tenant(&waiter.owner, waiter.bytes);
         self.waiting.iter().find(lacks)
     }
 
-    /// Whether this layer is the slowest of the layers that have had memory for at least [`GRACE`].
     fn is_slowest(&self, owner: &Arc<MemoryOwner>, now: Instant) -> bool {
         let due = self.holders.iter().filter(|(holder, _)| holder.meter.held_for(now) >= GRACE);
         due.min_by_key(|(holder, _)| (holder.meter.rate(now), Arc::as_ptr(holder)))
@@ -177,7 +171,6 @@ impl UnpackBudget {
         })
     }
 
-    /// Waits until a layer that failed for lack of memory has the whole share of a tenant.
     pub(crate) async fn whole_layer(&self, layer: Arc<LayerMemory>) -> Arc<LayerMemory> {
         self.wait(&layer.owner, self.half).await.expect("a layer stays in the line for as long as it is here");
         locked(&layer.account).held += self.half;
@@ -189,7 +182,6 @@ impl UnpackBudget {
         Arc::clone(&self.directories).try_acquire_owned().ok()
     }
 
-    /// The image of the layer with the most shared memory.
     pub(crate) fn holder(&self) -> Option<String> {
         let pool = locked(&self.pool);
         pool.holders.iter().max_by_key(|(_, held)| *held).map(|(holder, _)| holder.image.to_string())
@@ -202,7 +194,6 @@ impl UnpackBudget {
         wait
     }
 
-    /// Changes the pool, then grants the free memory.
     fn change(&self, change: impl FnOnce(&mut Pool)) {
         let mut pool = locked(&self.pool);
         change(&mut pool);
@@ -232,7 +223,6 @@ pub(crate) struct LayerMemory {
 #[derive(Debug, Default)]
 struct MemoryAccount {
     used: u64,
-    /// The bytes of shared memory that the layer holds.
     held: u64,
     was_refused: bool,
     is_awaited: bool,
@@ -358,7 +348,6 @@ impl MemoryReservation {
         self.grow(usize::try_from(more).unwrap_or(usize::MAX))
     }
 
-    /// Whether a reservation of `bytes` fits into the layer's own memory.
     pub(crate) fn is_own(&self, bytes: u64) -> bool {
         let more = bytes.saturating_sub(self.bytes);
         locked(&self.memory.account).used + more <= self.memory.budget.own_notes

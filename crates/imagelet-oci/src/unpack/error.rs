@@ -27,10 +27,8 @@ pub(crate) enum UnpackErrorKind {
     /// A well-formed entry that would leave the layer, or that has no meaning in a layer.
     Refused,
     Limit,
-    /// The free space would fall below the floor.
     Full,
     Io,
-    /// The reader of the tar stream has failed, not the file system.
     Read,
     /// Other layers use the memory. The layer can be retried.
     Busy,
@@ -107,7 +105,6 @@ impl Fault {
     }
 }
 
-/// Formats a name from the archive for a message: escaped, at most [`NAME_SHOWN_MAX`] bytes.
 pub(crate) fn shown(name: &[u8]) -> String {
     let cut = &name[..name.len().min(NAME_SHOWN_MAX)];
     let mut text = String::with_capacity(cut.len());

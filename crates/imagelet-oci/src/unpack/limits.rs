@@ -62,7 +62,6 @@ impl<'a> Gauge<'a> {
         Gauge { limits, root, cancelled, entries: 0, bytes: 0, unchecked_bytes: 0, unchecked_entries }
     }
 
-    /// Counts headers. `seen` is the number of all headers that the reader has read.
     pub(crate) fn headers(&mut self, seen: u64) -> Result<(), Fault> {
         self.check_cancelled()?;
         let more = seen.saturating_sub(self.entries);
@@ -105,7 +104,6 @@ impl<'a> Gauge<'a> {
     }
 }
 
-/// The message about missing space; `None` if the floors stay free after a write of `wanted` bytes.
 fn missing_space(disk: &StatVfs, limits: &UnpackLimits, wanted: u64) -> Option<String> {
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     let floor = limits.free_bytes_floor;

@@ -12,7 +12,6 @@ use super::{
 pub(super) const FILE_MODE: u32 = 0o644;
 const EXECUTABLE_MODE: u32 = 0o755;
 
-/// Checks the names and the kind of a member, and replaces its metadata.
 pub(super) fn of_artifact(entry: TarEntry) -> Result<TarEntry, Fault> {
     check_name("name", &entry.name)?;
     match entry.kind {
@@ -42,7 +41,6 @@ fn check_name(what: &str, name: &[u8]) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Checks the place of a member: its path after all links are resolved.
 pub(super) fn check_place(path: &[u8], entry: &TarEntry, folder: &str) -> Result<(), Fault> {
     let is_inside = match path.strip_prefix(folder.as_bytes()) {
         Some(rest) => {

@@ -47,7 +47,6 @@ pub(crate) use self::{
     },
 };
 
-/// Maximum number of files and folders of an artifact.
 pub(crate) const ARTIFACT_NAMES_MAX: u64 = 1_000_000;
 
 const DIRECTORY_COST: u64 = 4096;
@@ -62,7 +61,6 @@ pub(crate) struct UnpackOptions {
     pub(crate) memory: Arc<LayerMemory>,
     /// The folder into which an artifact's archive is unpacked, empty for the root; `None` for a layer of an image.
     pub(crate) folder: Option<String>,
-    /// When set, unpacking ends soon with [`UnpackErrorKind::Cancelled`].
     pub(crate) cancelled: Arc<AtomicBool>,
 }
 
@@ -77,7 +75,6 @@ pub(crate) enum Ownership {
     Record,
 }
 
-/// The meaning of entries on which archive readers differ.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum EntryRules {
     /// As in the OCI image specification, or as in GNU tar if the specification is silent.
@@ -104,7 +101,6 @@ pub(crate) struct UnpackReport {
     pub(crate) disk_bytes: u64,
     /// The disk usage of the root and everything below it; `None` if the caller must measure it.
     pub(crate) allocated: Option<DiskUsage>,
-    /// The metadata, by path, that the archive has but the disk does not.
     pub(crate) ownership: Vec<OwnershipRecord>,
     /// The directories without an entry, as raw bytes below the root. A lower layer may have their metadata.
     pub(crate) implicit_directories: Vec<Vec<u8>>,
@@ -116,7 +112,6 @@ pub(crate) struct UnpackReport {
 ///
 /// The default methods are for an archive that has neither an earlier attempt nor a journal.
 pub(crate) trait LayerInput: BufRead {
-    /// Consumes bytes that the unpacker has just appended to the layer's file `path`.
     fn consume_content(&mut self, bytes: usize, _path: &[u8]) {
         self.consume(bytes);
     }
@@ -135,7 +130,6 @@ impl LayerInput for &mut dyn BufRead {}
 /// A file of an earlier attempt. Its first `length` bytes are those of the archive.
 #[derive(Clone, Debug)]
 pub(crate) struct ReusableFile {
-    /// The folder of the earlier attempt's files.
     pub(crate) root: Arc<OwnedFd>,
     pub(crate) path: Vec<u8>,
     pub(crate) length: u64,
@@ -161,12 +155,9 @@ pub(crate) fn unpack_layer<'a>(
     writer.finish()
 }
 
-/// A whole and verified file of an artifact. Its owner is root, and all users can read it.
 #[derive(Debug)]
 pub(crate) struct WholeFile<'a> {
-    /// The file's final path, below the layer's root.
     pub(crate) path: &'a str,
-    /// The file's current path, on the file system of the layer.
     pub(crate) from: &'a Path,
     pub(crate) size: u64,
     pub(crate) content: Sum,

@@ -56,7 +56,9 @@ impl Engine {
             Resolved { session, root, chosen, manifest, is_named: false }
         } else {
             let own = config.as_deref().and_then(|bytes| ImageConfig::parse(bytes).ok());
-            let own = own.and_then(|ImageConfig { platform, .. }| format!("{}/{}", platform.os, platform.architecture).parse().ok());
+            let own = own.and_then(|ImageConfig { platform, .. }| {
+                format!("{}/{}", platform.os, platform.architecture).parse().ok()
+            });
             // The index may have named another platform than the configuration.
             let resolve = async |platform| session.clone().resolve(reference, &platform).await;
             match own {

@@ -103,7 +103,6 @@ pub(crate) fn text(field: &[u8]) -> &[u8] {
     &field[..end]
 }
 
-/// Reads a number: octal digits, or base 256 if the first bit is set.
 pub(crate) fn number(field: &[u8], what: &'static str) -> Result<i64, Fault> {
     let Some(&first) = field.first().filter(|&&first| first & 0x80 != 0) else {
         return octal(field, what);

@@ -62,7 +62,6 @@ pub(crate) struct TarEntry {
 
 #[derive(Debug, Default)]
 pub(crate) struct TarData {
-    /// The size of the file on the disk, with holes.
     pub(crate) size: u64,
     /// The number of the file's bytes in the archive.
     pub(crate) stored: u64,
@@ -82,7 +81,6 @@ pub(crate) struct Reader<'a> {
     padding: u64,
     /// The number of headers that were read, including extension headers.
     pub(crate) headers: u64,
-    /// The last name that was read, for messages.
     pub(crate) place: Vec<u8>,
 }
 
@@ -104,7 +102,6 @@ impl<'a> Reader<'a> {
         Reader { input, limits, rules, claim, globals, remaining: 0, padding: 0, headers: 0, place }
     }
 
-    /// The next entry, or `None` at the end blocks or at a clean end of the input.
     pub(crate) fn next(&mut self) -> Result<Option<TarEntry>, Fault> {
         self.claim.clear();
         let mut pending = Pending::default();
@@ -232,7 +229,6 @@ impl<'a> Reader<'a> {
         })
     }
 
-    /// The ranges of a sparse file, and its size on the disk with holes.
     fn sparse_map(
         &mut self,
         header: &Header<'_>,
@@ -318,7 +314,6 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Reads a header block. Returns `false` at the end of the archive.
     fn next_header(&mut self, block: &mut [u8; BLOCK]) -> Result<bool, Fault> {
         if self.is_at_end()? {
             return Ok(false);

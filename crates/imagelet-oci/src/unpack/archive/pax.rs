@@ -39,7 +39,6 @@ pub(crate) struct Extended {
     pub(crate) sparse: SparseRecords,
 }
 
-/// The fields that an entry's PAX header or a global PAX header may set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Overrides {
     pub(crate) uid: Option<i64>,
@@ -71,7 +70,6 @@ pub(crate) struct SparseRecords {
 }
 
 impl Extended {
-    /// Parses the records of one entry. `ranges_max` bounds the ranges of a sparse map.
     pub(crate) fn parse(mut records: &[u8], ranges_max: usize, rules: EntryRules) -> Result<Extended, Fault> {
         let mut extended = Extended::default();
         while let Some((key, value)) = next_record(&mut records)? {
@@ -91,7 +89,6 @@ impl Extended {
 }
 
 impl Overrides {
-    /// Fills absent fields from `others`.
     pub(crate) fn or(self, others: Self) -> Self {
         Self {
             uid: self.uid.or(others.uid),

@@ -20,7 +20,6 @@ pub(crate) enum Version {
 
 #[derive(Debug)]
 pub(crate) struct Builder {
-    /// Offset and length of each range.
     ranges: Vec<(u64, u64)>,
     offset: Option<u64>,
     ranges_max: usize,

@@ -36,7 +36,6 @@ pub(crate) struct OwnershipRecord {
 }
 
 impl OwnershipRecord {
-    /// `left_out` has the names of the attributes that could not be set.
     pub(crate) fn new(path: &[u8], metadata: &TarMetadata, left_out: &[Vec<u8>]) -> Self {
         let TarMetadata { mode, uid, gid, .. } = *metadata;
         let xattrs = left_out.iter().map(|name| encoded(name)).collect();
@@ -118,7 +117,6 @@ impl DeferredMetadata {
         Ok(())
     }
 
-    /// Removes the record of a device that is replaced.
     pub(crate) fn forget_device(&mut self, path: &[u8]) {
         if self.has_devices
             && let Some(note) = self.notes.get_mut(path)

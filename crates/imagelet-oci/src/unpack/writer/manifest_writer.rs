@@ -172,7 +172,6 @@ pub(crate) struct ManifestWriter<'a> {
     /// piece is hashed several times faster.
     stored: u64,
     at_once: Sum,
-    /// The hash of a file that comes in several pieces.
     hasher: Option<Hasher>,
     /// The disk usage of the recorded paths. It is `None` if there is no listing, if a path was or may be replaced, or
     /// if a usage is unknown (see [`DiskUsage::with_finished`]).
@@ -191,7 +190,6 @@ impl<'a> ManifestWriter<'a> {
         (self.stored, self.at_once, self.hasher) = (stored, Hasher::oneshot(&[]), None);
     }
 
-    /// Begins a file whose data is already written and hashed.
     pub(crate) fn begin_known(&mut self, content: Sum) {
         (self.at_once, self.hasher) = (content, None);
     }
@@ -236,7 +234,6 @@ impl<'a> ManifestWriter<'a> {
         self.special(path, at, &[], true)
     }
 
-    /// Records an entry that was not opened: a link or a node.
     pub(crate) fn special(
         &mut self,
         path: &[u8],

@@ -145,7 +145,6 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Moves an artifact's file to its place.
     pub(super) fn place(&mut self, whole: &WholeFile<'_>) -> Result<(), Fault> {
         let path = name::clean(whole.path.as_bytes(), "name", &self.gauge.limits)?;
         let (parent, name) = name::split(&path);
@@ -182,7 +181,6 @@ impl<'a> Writer<'a> {
         Ok(self.report)
     }
 
-    /// Whether an entry has replaced another entry since the last call.
     pub(super) fn take_replaced(&mut self) -> bool {
         std::mem::take(&mut self.take_replaced)
     }
@@ -368,7 +366,6 @@ impl<'a> Writer<'a> {
         self.record(place, entry, &[])
     }
 
-    /// Sets an entry's metadata by its name, for an entry that must not or cannot be opened.
     fn set_metadata_at(
         &self,
         place: &Place,

@@ -214,7 +214,6 @@ impl<'a> Tree<'a> {
         Ok(directory)
     }
 
-    /// Replaces a whiteout with a directory that hides the directories of lower layers.
     fn enter_whiteout(
         &mut self,
         here: &Directory,
@@ -305,7 +304,6 @@ fn remove_tree(
     rustix::fs::unlinkat(parent, name, AtFlags::REMOVEDIR).map_err(Fault::io(REMOVE))
 }
 
-/// Removes the files of a directory. Returns the names of its subdirectories.
 fn remove_files(
     directory: BorrowedFd<'_>,
     memory: &mut MemoryReservation,

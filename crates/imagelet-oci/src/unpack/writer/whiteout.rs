@@ -20,13 +20,11 @@ const OPAQUE: &[u8] = b".wh..wh..opq";
 pub(crate) enum Mark<'a> {
     Plain,
     Whiteout(&'a [u8]),
-    /// Hides everything that lower layers have in this directory.
     Opaque,
     /// A file of AUFS, which has no meaning in a layer.
     Ignored,
 }
 
-/// How a directory treats the layers below, according to its xattr.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Opacity {
     #[default]
@@ -59,7 +57,6 @@ pub(crate) fn mark<'a>(parent: &[u8], name: &'a [u8]) -> Result<Mark<'a>, Fault>
 }
 
 impl Ownership {
-    /// Creates a whiteout at an absent name. Returns the opacity that the directory needs.
     pub(crate) fn hide(self, parent: BorrowedFd<'_>, name: &[u8]) -> Result<Opacity, Fault> {
         match (rustix::fs::mknodat(parent, name, FileType::CharacterDevice, Mode::empty(), 0), self) {
             (Ok(()), _) => Ok(Opacity::Merged),

@@ -7,7 +7,6 @@ use crate::unpack::{
     error::{Fault, shown},
 };
 
-/// The kernel's limit of an attribute's value.
 pub(crate) const VALUE_MAX: usize = 64 << 10;
 /// The kernel's limit of an inode's list of names, each with a final NUL.
 pub(crate) const NAMES_MAX: usize = 64 << 10;
@@ -49,7 +48,6 @@ pub(crate) fn set(
     Ok(left_out)
 }
 
-/// Removes all attributes of a file that a layer may have set.
 pub(crate) fn clear(file: impl AsFd) -> Result<(), Fault> {
     let mut names = Vec::with_capacity(NAMES_MAX);
     match rustix::fs::flistxattr(&file, spare_capacity(&mut names)) {
@@ -72,7 +70,6 @@ fn not_taken(name: &[u8], value: &[u8], errno: Errno) -> Fault {
 
 /// Whether the disk has space, so that `ENOSPC` has another cause: ext4 returns it for a value larger than its block.
 fn has_space(on: impl AsFd, value: &[u8]) -> bool {
-    /// Spare bytes in addition to the value.
     const SPARE: u64 = 1 << 20;
     rustix::fs::fstatvfs(on).is_ok_and(|disk| disk.f_bavail.saturating_mul(disk.f_frsize) > SPARE + value.len() as u64)
 }
