@@ -5,13 +5,11 @@ use std::path::Path;
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     image::Reference,
-    ports::ArchivePlace,
     trusted_files,
 };
 
 use crate::{
     engine::{Engine, blocking},
-    image_archive::ArchiveFormat,
     registry::Resolved,
     signature::{
         self, AttachedSignature, KeySource, POLICY_BYTES_MAX, PublicKeys, Requirement, Rule, SignaturePolicy, Transport,
@@ -43,26 +41,17 @@ impl Engine {
 
     /// Checks an archive, at a path without links, against the policy file. Signatures in an archive are not read: the
     /// whole archive is accepted or rejected.
-    pub(in crate::engine) async fn check_archive(
-        &self,
-        place: &ArchivePlace,
-        format: ArchiveFormat,
-    ) -> Result<(), RuntimeError> {
+    pub(in crate::engine) async fn check_archive(&self, path: &Path, transport: Transport) -> Result<(), RuntimeError> {
         let Some(policy) = self.config.registry.signature_policy.clone() else { return Ok(()) };
-        let transport = match (format, place.is_folder) {
-            (ArchiveFormat::DockerSave, _) => Transport::DockerArchive,
-            (ArchiveFormat::OciLayout, true) => Transport::Oci,
-            (ArchiveFormat::OciLayout, false) => Transport::OciArchive,
-        };
-        let path = place.path.clone();
-        let loaded = blocking(move || load(&policy, |policy| policy.archive_rule(transport, &path)));
+        let at = path.to_owned();
+        let loaded = blocking(move || load(&policy, |policy| policy.archive_rule(transport, &at)));
         let (rule, requirements) = loaded.await?;
         let why = match requirements.first() {
             None => return Ok(()),
             Some(Err(why)) => why,
             Some(Ok(_)) => "a signature is required, and archives are imported without signatures",
         };
-        let path = place.path.display();
+        let path = path.display();
         Err(refusal(format!("the archive `{path}` is refused by the signature policy, rule `{rule}`: {why}")))
     }
 

@@ -37,7 +37,7 @@ const READ_AHEAD: usize = 64 << 10;
 #[derive(Debug)]
 pub(crate) struct ArchiveFiles {
     pub(super) place: String,
-    source: FileSource,
+    pub(super) source: FileSource,
     opened: Mutex<OpenedFiles>,
 }
 
@@ -61,13 +61,13 @@ pub(super) struct FoundFile {
 }
 
 #[derive(Debug)]
-enum FileSource {
+pub(super) enum FileSource {
     Folder(File),
     Tar { file: File, files: HashMap<String, TarFile> },
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum TarFile {
+pub(super) enum TarFile {
     Span { offset: u64, size: u64 },
     Link(String),
 }

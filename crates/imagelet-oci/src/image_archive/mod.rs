@@ -24,7 +24,7 @@ use imagelet_core::{
     image::{ByteSize, Digest, Reference},
 };
 
-use self::files::FoundFile;
+use self::files::{FileSource, FoundFile};
 pub(crate) use self::{
     files::{ArchiveFiles, open_file, without_links},
     layout::{LayoutName, blob_name},
@@ -32,6 +32,7 @@ pub(crate) use self::{
 use crate::{
     hash::Hash,
     manifest::{Descriptor, corrupt, printable, unacceptable},
+    signature::Transport,
 };
 
 const NAMES_MAX: usize = 256;
@@ -41,13 +42,7 @@ const NAMES_SHOWN_MAX: usize = 8;
 pub(crate) struct ImageArchive {
     pub(crate) blobs: Arc<ArchiveBlobs>,
     pub(crate) images: Vec<ArchivedImage>,
-    pub(crate) format: ArchiveFormat,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum ArchiveFormat {
-    OciLayout,
-    DockerSave,
+    pub(crate) transport: Transport,
 }
 
 #[derive(Debug)]
@@ -70,15 +65,17 @@ impl ImageArchive {
     /// Reads the table of contents of an OCI layout, or else of `docker save`, whose compressed layers are then hashed.
     pub(crate) fn read(files: ArchiveFiles, cancelled: &AtomicBool) -> Result<Self, RuntimeError> {
         if let Some(index) = files.read(layout::INDEX, layout::INDEX_BYTES_MAX)? {
+            let is_folder = matches!(files.source, FileSource::Folder(_));
+            let transport = if is_folder { Transport::Oci } else { Transport::OciArchive };
             let blobs = ArchiveBlobs { files, places: HashMap::new(), made: HashMap::new() };
-            return Ok(Self { blobs: blobs.into(), images: layout::images(&index)?, format: ArchiveFormat::OciLayout });
+            return Ok(Self { blobs: blobs.into(), images: layout::images(&index)?, transport });
         }
         let Some(list) = files.read(docker::MANIFEST, docker::LIST_BYTES_MAX)? else {
             return Err(corrupt("it has neither `index.json` (an OCI layout) nor `manifest.json` (`docker save`)"));
         };
         let docker::DockerArchive { images, places, made, .. } = docker::images(&files, &list, cancelled)?;
         let blobs = Arc::new(ArchiveBlobs { files, places, made });
-        Ok(Self { blobs, images, format: ArchiveFormat::DockerSave })
+        Ok(Self { blobs, images, transport: Transport::DockerArchive })
     }
 }
 

@@ -42,7 +42,7 @@ impl Engine {
         // The policy checks the same path that is opened. Without links, the path cannot change between check and open.
         let place = ArchivePlace { path: place, ..request.place.clone() };
         let archive = self.open_archive(&place).await?;
-        self.check_archive(&place, archive.format).await?;
+        self.check_archive(&place.path, archive.transport).await?;
         let count = archive.images.len();
         if request.name.is_some() && count != 1 {
             let message = format!("the archive has {}, and one name is given", counted(count, "image"));
