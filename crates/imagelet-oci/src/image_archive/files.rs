@@ -243,21 +243,19 @@ fn text(name: &[u8]) -> Option<&str> {
 
 /// Returns a relative name without `.`; `None` if the name leads out of the archive, or is too long.
 fn normalised(name: &str) -> Option<String> {
-    resolved(&[], name).filter(|name| !name.is_empty() && name.len() <= NAME_BYTES_MAX)
+    resolved("", name).filter(|name| !name.is_empty())
 }
 
 fn target((link, name): (&str, &str)) -> Option<String> {
     let name = normalised(name)?;
-    let mut folder: Vec<&str> = name.split('/').collect();
-    folder.pop();
-    resolved(&folder, link).filter(|name| name.len() <= NAME_BYTES_MAX)
+    resolved(name.rsplit_once('/').map_or("", |(folder, _)| folder), link)
 }
 
-fn resolved(folder: &[&str], path: &str) -> Option<String> {
+fn resolved(folder: &str, path: &str) -> Option<String> {
     if path.starts_with('/') || path.contains('\0') {
         return None;
     }
-    let mut parts = folder.to_vec();
+    let mut parts: Vec<&str> = folder.split_terminator('/').collect();
     for part in path.split('/') {
         match part {
             "" | "." => {}
@@ -265,7 +263,7 @@ fn resolved(folder: &[&str], path: &str) -> Option<String> {
             part => parts.push(part),
         }
     }
-    Some(parts.join("/"))
+    Some(parts.join("/")).filter(|name| name.len() <= NAME_BYTES_MAX)
 }
 
 #[cfg(test)]

@@ -25,9 +25,8 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
     let mut wanted = BTreeSet::from([Vec::new()]);
     for layer in layers {
         let implicit = store.implicit_directories(layer)?;
-        for path in &implicit {
-            wanted.extend(with_ancestors(path));
-        }
+        let folders = implicit.iter().flat_map(|path| Path::new(OsStr::from_bytes(path)).ancestors());
+        wanted.extend(folders.map(|folder| folder.as_os_str().as_bytes().to_vec()));
         below.push(LayerFolders::open(&store.layer_tree(layer), implicit)?);
     }
     fs::create_dir(folder)?;
@@ -49,9 +48,4 @@ pub(super) fn build(store: &Store, layers: &[Digest], folder: &Path) -> io::Resu
         copy_folder_metadata(source, &open_folder(place)?)?;
     }
     Ok(())
-}
-
-fn with_ancestors(path: &[u8]) -> impl Iterator<Item = Vec<u8>> {
-    let ends = path.iter().enumerate().filter(|(_, byte)| **byte == b'/').map(|(at, _)| at);
-    ends.chain([path.len()]).map(|end| path[..end].to_vec())
 }

@@ -148,7 +148,7 @@ impl LayerAttempt<'_> {
     ) -> Result<Fetched, RuntimeError> {
         let (job, pace) = (self.job, &self.place.pace);
         let blob = &job.descriptor;
-        let offset = intake.skipped + on_disk.as_ref().map_or(0, |kept| kept.length);
+        let offset = intake.received + on_disk.as_ref().map_or(0, |kept| kept.length);
         let copies_late = intake.copy.is_none()
             && offset == 0
             && !matches!(self.resumes_from, ResumeSource::Files(_))
@@ -378,8 +378,6 @@ pub(super) struct Intake {
     /// The hash of the compressed blob; `None` if the layer continues from its files, whose bytes the diff-id verifies.
     hash: Option<Hash>,
     content: Option<Hasher>,
-    /// The first bytes of the blob, which an earlier attempt has unpacked. They are not fetched.
-    skipped: u64,
     received: u64,
     from_disk: u64,
     reported: u64,
@@ -388,6 +386,7 @@ pub(super) struct Intake {
 }
 
 impl Intake {
+    /// `skipped` first bytes of the blob were unpacked by an earlier attempt. They are not fetched.
     pub(super) fn new(
         algorithm: DigestAlgorithm,
         frames: Option<mpsc::Sender<Frame>>,
@@ -397,7 +396,7 @@ impl Intake {
     ) -> Self {
         let (hash, reported_at) = ((skipped == 0).then(|| Hash::new(algorithm)), Instant::now());
         let (received, from_disk, reported, content, early) = (skipped, skipped, 0, None, None);
-        Self { frames, reader_wait, copy, hash, content, skipped, received, from_disk, reported, reported_at, early }
+        Self { frames, reader_wait, copy, hash, content, received, from_disk, reported, reported_at, early }
     }
 
     /// Passes bytes to the inflater and, if `copies`, to the copy. Returns `false` if one of the two has stopped.
