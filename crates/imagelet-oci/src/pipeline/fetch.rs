@@ -119,7 +119,7 @@ impl LayerAttempt<'_> {
         let known = known.map_or(0, |kept| kept.length);
         written_bytes.restart(known, known);
         let reader_wait = ReaderWait::default();
-        if !writer.is_resumable() {
+        if !writer.resumption.is_allowed() {
             self.resumes_from = ResumeSource::Nothing;
         }
         let (copy, copying) = copy_to(writer, written_bytes.clone(), Some(reader_wait.clone()));

@@ -381,17 +381,14 @@ impl LayerAttempt<'_> {
     /// Runs the three stages. Returns `None` if the layer gave way; content for a resumption is then on the disk.
     async fn run(mut self, start: AttemptStart) -> Result<Option<StagedLayer>, RuntimeError> {
         let (job, memory, written_bytes) = (self.job, self.memory, &self.job.staging.written_bytes);
-        let (mut staging, mut journal, mut resumed, mut kept, mut copy) = (None, None, None, None, None);
-        match start {
-            AttemptStart::Files(partial) => {
-                self.resumes_from = ResumeSource::Files(Arc::clone(&partial.journal.has_checkpoint));
-                (staging, journal, resumed) = (Some(partial.staging), Some(partial.journal), partial.resumed);
+        let (staging, journal, resumed, kept, copy) = match start {
+            AttemptStart::Files(PartialLayer { staging, journal, resumed }) => {
+                self.resumes_from = ResumeSource::Files(Arc::clone(&journal.has_checkpoint));
+                (staging, Some(journal), resumed, None, None)
             }
-            AttemptStart::Bytes { kept: bytes, copy: writer } => (kept, copy) = (bytes, writer),
-        }
-        let staging = match staging {
-            Some(staging) => staging,
-            None => job.on_thread(|job| job.staging.store.stage()).await??,
+            AttemptStart::Bytes { kept, copy } => {
+                (job.on_thread(|job| job.staging.store.stage()).await??, None, None, kept, copy)
+            }
         };
         let (skipped, unpacked) = resumed.as_ref().map_or((0, 0), |from| (from.offset(), from.checkpoint.plain));
         if skipped > 0 {
