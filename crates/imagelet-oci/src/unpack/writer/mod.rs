@@ -457,13 +457,15 @@ impl<'a> Writer<'a> {
         Timestamps { last_access: timespec(metadata.atime), last_modification: timespec(metadata.mtime) }
     }
 
-    /// Records metadata that is not on the disk. Most files need no record.
     fn record(&mut self, place: &Place, entry: &TarEntry, left_out: &[Vec<u8>]) -> Result<(), Fault> {
-        let owned = self.options.ownership == Ownership::Apply || (entry.metadata.uid, entry.metadata.gid) == (0, 0);
-        if owned && left_out.is_empty() {
-            return Ok(());
-        }
-        self.tree.deferred.record(&place.path, OwnershipRecord::new(&place.path, &entry.metadata, left_out))
+        let record = self.not_on_disk(&place.path, &entry.metadata, entry.metadata.mode, left_out);
+        record.map_or(Ok(()), |record| self.tree.deferred.record(&place.path, record))
+    }
+
+    /// The metadata that is not on the disk, of a path that has `mode` there. Most paths need no record.
+    fn not_on_disk(&self, path: &[u8], of: &TarMetadata, mode: u32, left_out: &[Vec<u8>]) -> Option<OwnershipRecord> {
+        let is_owned = self.options.ownership == Ownership::Apply || (of.uid, of.gid, of.mode) == (0, 0, mode);
+        (!is_owned || !left_out.is_empty()).then(|| OwnershipRecord::new(path, of, left_out))
     }
 
     fn finish_note(&mut self, path: &[u8], mut note: Note) -> Result<(), Fault> {
@@ -474,8 +476,13 @@ impl<'a> Writer<'a> {
                 rustix::fs::fsetxattr(&*directory, name, value, rustix::fs::XattrFlags::empty())
                     .map_err(Fault::io("mark as opaque the directory"))?;
             }
-            if let Some(meta) = note.directory.take() {
-                note.record = self.finish_directory(path, &directory, &meta)?.map(Box::new);
+            if let Some(DirectoryMeta { metadata, xattrs }) = note.directory.as_deref() {
+                let mode = match self.options.ownership {
+                    Ownership::Apply => metadata.mode,
+                    Ownership::Record => metadata.mode | DIRECTORY_OPEN,
+                };
+                let left_out = self.set_metadata(&*directory, metadata, Some(mode), xattrs)?;
+                note.record = self.not_on_disk(path, metadata, mode, &left_out).map(Box::new);
             }
             if !path.is_empty() {
                 self.manifest.directory(path, &*directory)?;
@@ -489,22 +496,6 @@ impl<'a> Writer<'a> {
         }
         self.report.ownership.extend(note.record.map(|record| *record));
         Ok(())
-    }
-
-    fn finish_directory(
-        &mut self,
-        path: &[u8],
-        directory: &Directory,
-        DirectoryMeta { metadata, xattrs }: &DirectoryMeta,
-    ) -> Result<Option<OwnershipRecord>, Fault> {
-        let mode = match self.options.ownership {
-            Ownership::Apply => metadata.mode,
-            Ownership::Record => metadata.mode | DIRECTORY_OPEN,
-        };
-        let left_out = self.set_metadata(directory, metadata, Some(mode), xattrs)?;
-        let owned = self.options.ownership == Ownership::Apply
-            || ((metadata.uid, metadata.gid) == (0, 0) && mode == metadata.mode);
-        Ok((!owned || !left_out.is_empty()).then(|| OwnershipRecord::new(path, metadata, &left_out)))
     }
 
     fn open_real(&mut self, path: &[u8]) -> Result<Rc<Directory>, Fault> {
