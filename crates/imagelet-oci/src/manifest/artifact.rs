@@ -143,23 +143,19 @@ pub(crate) fn annotations(manifest: &[u8]) -> BTreeMap<String, String> {
     #[derive(Default, Deserialize)]
     struct Annotated {
         #[serde(default)]
-        annotations: Value,
+        annotations: BTreeMap<String, Value>,
     }
     let Annotated { annotations } = serde_json::from_slice(manifest).unwrap_or_default();
-    let Value::Object(annotations) = annotations else { return BTreeMap::new() };
-    let texts: BTreeMap<String, String> = annotations
-        .into_iter()
-        .filter_map(|(name, value)| match value {
-            Value::String(text) => Some((name, text)),
-            _ => None,
-        })
-        .collect();
+    let texts = annotations.into_iter().filter_map(|(name, value)| match value {
+        Value::String(text) => Some((name, text)),
+        _ => None,
+    });
     let mut bytes = 0;
     let fits = |(name, text): &(String, String)| {
         bytes += name.len() + text.len();
         bytes <= ANNOTATIONS_BYTES_MAX
     };
-    texts.into_iter().take(ANNOTATIONS_MAX).take_while(fits).collect()
+    texts.take(ANNOTATIONS_MAX).take_while(fits).collect()
 }
 
 impl Descriptor {
