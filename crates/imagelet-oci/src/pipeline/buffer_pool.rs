@@ -206,13 +206,8 @@ pub(crate) struct BlockReader {
 
 impl BlockReader {
     pub(crate) fn drain(mut self) -> io::Result<Digest> {
-        loop {
-            let length = self.fill_buf()?.len();
-            if length == 0 {
-                return Ok(self.hash.finish());
-            }
-            self.consume(length);
-        }
+        io::copy(&mut self, &mut io::sink())?;
+        Ok(self.hash.finish())
     }
 
     fn advance(&mut self) -> io::Result<()> {
