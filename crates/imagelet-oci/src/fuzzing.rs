@@ -170,11 +170,7 @@ pub fn policy_rule(bytes: &[u8], reference: &Reference) -> Result<PolicyRule, St
 }
 
 /// The digest in a signed text, and the identity rules that reject its name, the strictest first.
-#[derive(Debug)]
-pub struct SignedClaim {
-    pub digest: Digest,
-    pub refusals: Vec<(&'static str, String)>,
-}
+pub type SignedClaim = (Digest, Vec<(&'static str, String)>);
 
 pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, String> {
     let (digest, name) = payload::parse(bytes)?;
@@ -184,7 +180,7 @@ pub fn signed_claim(bytes: &[u8], reference: &Reference) -> Result<SignedClaim, 
         ("repository", Identity::SameRepository),
     ];
     let refusal = |(of, identity): (_, Identity)| identity.check(reference, &name).err().map(|why| (of, why));
-    Ok(SignedClaim { digest, refusals: identities.into_iter().filter_map(refusal).collect() })
+    Ok((digest, identities.into_iter().filter_map(refusal).collect()))
 }
 
 pub type Imported = Result<Vec<OpenedImage>, RuntimeError>;

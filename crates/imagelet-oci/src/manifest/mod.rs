@@ -24,8 +24,7 @@ use serde::{
 
 pub(crate) use artifact::{BlobLayout, FileAnnotations, annotations};
 pub(crate) use config::{CONFIG_BYTES_MAX, ImageConfig};
-pub(crate) use media::{Compression, LayerKind};
-pub(crate) use media::{DocumentKind, MANIFEST_MEDIA_TYPES, media_type_base};
+pub(crate) use media::{Compression, DocumentKind, LayerKind, MANIFEST_MEDIA_TYPES, media_type_base};
 pub(crate) use selection::{DocumentSource, Selected, select};
 
 pub(crate) const MANIFEST_BYTES_MAX: u64 = 4 << 20;

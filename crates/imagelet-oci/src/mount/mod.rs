@@ -330,13 +330,10 @@ fn judge(store: &Store, noted: &NotedMount, rows: &[TableRow]) -> MountState {
 
 /// Whether the overlay is alive in any namespace; `None` if the kernel does not report it.
 fn is_in_use(noted: &NotedMount) -> Option<bool> {
-    let is_in_use = noted.folder.is_in_use();
-    let path = noted.path();
-    is_in_use
-        .inspect_err(
-            |error| tracing::debug!(path = %path.display(), %error, "the kernel does not say whether a mount is alive"),
-        )
-        .ok()
+    let report = |error: &io::Error| {
+        tracing::debug!(path = %noted.path().display(), %error, "the kernel does not say whether a mount is alive");
+    };
+    noted.folder.is_in_use().inspect_err(report).ok()
 }
 
 fn read_notes(store: &Store) -> Result<Vec<NotedMount>, RuntimeError> {

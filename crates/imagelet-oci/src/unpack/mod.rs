@@ -29,21 +29,17 @@ use std::{
 use rustix::fd::{BorrowedFd, OwnedFd};
 
 pub use self::budget::{UNPACK_MEMORY_DEFAULT, UNPACK_MEMORY_MIN};
-pub(crate) use self::writer::tree::process_umask;
 use self::{archive::Reader, error::Fault, writer::Writer};
 pub(crate) use self::{
     archive::{TarEntry, TarKind},
-    budget::{MemoryError, MemoryReservation},
-    writer::manifest_writer::{xattrs_at, xattrs_of},
-};
-pub(crate) use self::{
-    budget::{LayerMemory, UnpackBudget},
+    budget::{LayerMemory, MemoryError, MemoryReservation, UnpackBudget},
     disk_usage::{BLOCK, DiskUsage},
     error::{UnpackError, UnpackErrorKind},
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
-        manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum},
+        manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum, xattrs_at, xattrs_of},
+        tree::process_umask,
     },
 };
 
