@@ -50,15 +50,10 @@ pub(crate) fn is_scarce(errno: Errno) -> bool {
 }
 
 pub(crate) fn is_caused_by_scarcity(error: &(dyn Error + 'static)) -> bool {
-    let mut next = Some(error);
-    while let Some(error) = next {
+    iter::successors(Some(error), |&error| error.source()).any(|error| {
         let system = error.downcast_ref::<io::Error>().and_then(Errno::from_io_error);
-        if system.or_else(|| error.downcast_ref().copied()).is_some_and(is_scarce) {
-            return true;
-        }
-        next = error.source();
-    }
-    false
+        system.or_else(|| error.downcast_ref().copied()).is_some_and(is_scarce)
+    })
 }
 
 pub(crate) async fn retried<T, F>(mut attempt: impl FnMut() -> F) -> Result<T, RuntimeError>

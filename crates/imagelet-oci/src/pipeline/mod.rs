@@ -426,9 +426,7 @@ impl LayerAttempt<'_> {
         let inflater = tokio::task::spawn_blocking(move || {
             let readable: Vec<_> = readable.iter().map(|folder| AllowedFolder::ReadOnly(folder.as_fd())).collect();
             let inflated = confinement.run(&readable, move || {
-                if !is_largest {
-                    lower_priority();
-                }
+                set_priority(is_largest);
                 inflate::inflate(compressed, &mut blocks, bounds, resumed)
             });
             // Drops the reader's files outside the sandbox, because the sandbox cannot remove files.
@@ -488,9 +486,11 @@ impl LayerAttempt<'_> {
     }
 }
 
-fn lower_priority() {
-    // On Linux this call changes the calling thread only. A failure changes only the order of work.
-    let _ = rustix::process::setpriority_process(None, SMALLER_LAYER_NICE);
+fn set_priority(is_largest: bool) {
+    if !is_largest {
+        // On Linux this call changes the calling thread only. A failure changes only the order of work.
+        let _ = rustix::process::setpriority_process(None, SMALLER_LAYER_NICE);
+    }
 }
 
 fn unconfined(error: std::io::Error) -> RuntimeError {

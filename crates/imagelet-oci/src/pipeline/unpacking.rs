@@ -17,7 +17,7 @@ use imagelet_core::{
 };
 use rustix::fd::BorrowedFd;
 
-use super::{LayerJob, buffer_pool::BlockReader, lower_priority, unconfined};
+use super::{LayerJob, buffer_pool::BlockReader, set_priority, unconfined};
 use crate::{
     confine::AllowedFolder,
     layer_folders::open_folder,
@@ -50,9 +50,7 @@ impl LayerJob {
             let folders: Vec<_> = iter::once(root).chain(previous.map(AsFd::as_fd)).map(AllowedFolder::Full).collect();
             let is_largest = self.terms.is_largest;
             let unpacked = self.terms.confinement.run(&folders, move || {
-                if !is_largest {
-                    lower_priority();
-                }
+                set_priority(is_largest);
                 let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
                 let report = unpack_layer(&mut reader, root, options, manifest)?;
                 failpoint!("unpack.end");
@@ -136,15 +134,14 @@ impl LayerJob {
             return Err(self.in_layer(RuntimeError::new(RuntimeErrorKind::Unacceptable, message)));
         }
         failpoint!("unpack.verified");
+        let listed = match list {
+            Some(Listing::Files(list)) => Some((LIST, list.finish())),
+            Some(Listing::Proof(proof)) => Some((PROOF, proof.write(staging.path()))),
+            None => None,
+        };
         let mut sums = BTreeMap::new();
-        match list {
-            Some(Listing::Files(list)) => {
-                sums.insert(LIST.to_owned(), list.finish().map_err(unlisted)?);
-            }
-            Some(Listing::Proof(proof)) => {
-                sums.insert(PROOF.to_owned(), proof.write(staging.path()).map_err(unlisted)?);
-            }
-            None => {}
+        if let Some((name, digest)) = listed {
+            sums.insert(name.to_owned(), digest.map_err(unlisted)?);
         }
         if let Some(first) = report.ownership.first() {
             if self.staging.end == LayerEnd::Sink {

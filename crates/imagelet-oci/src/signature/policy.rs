@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    iter,
     path::{Path, PathBuf},
 };
 
@@ -138,16 +139,10 @@ fn place(transport: Transport, scope: &str) -> String {
 fn scopes(reference: &Reference) -> Vec<String> {
     let repository = reference.repository();
     let mut scopes = vec![reference.canonical().to_string(), repository.to_owned()];
-    let mut above = repository;
-    while let Some((parent, _)) = above.rsplit_once('/') {
-        scopes.push(parent.to_owned());
-        above = parent;
-    }
-    let mut domain = reference.domain();
-    while let Some((_, parent)) = domain.split_once('.') {
-        scopes.push(format!("*.{parent}"));
-        domain = parent;
-    }
+    let above = iter::successors(repository.rsplit_once('/'), |(above, _)| above.rsplit_once('/'));
+    scopes.extend(above.map(|(above, _)| above.to_owned()));
+    let domains = iter::successors(reference.domain().split_once('.'), |(_, parent)| parent.split_once('.'));
+    scopes.extend(domains.map(|(_, parent)| format!("*.{parent}")));
     scopes.push(String::new());
     scopes
 }

@@ -324,21 +324,21 @@ impl MemoryReservation {
     }
 
     pub(crate) fn grow(&mut self, bytes: usize) -> Result<(), MemoryError> {
-        let taken = self.memory.take(bytes as u64);
+        let taken = self.take(bytes);
         if taken == Err(MemoryError::Busy) {
             locked(&self.memory.account).was_refused = true;
         }
-        taken?;
-        self.bytes += bytes as u64;
-        Ok(())
+        taken
     }
 
     pub(crate) fn grow_if_free(&mut self, bytes: usize) -> bool {
-        let is_free = self.memory.take(bytes as u64).is_ok();
-        if is_free {
-            self.bytes += bytes as u64;
-        }
-        is_free
+        self.take(bytes).is_ok()
+    }
+
+    fn take(&mut self, bytes: usize) -> Result<(), MemoryError> {
+        self.memory.take(bytes as u64)?;
+        self.bytes += bytes as u64;
+        Ok(())
     }
 
     /// Grows the reservation to `bytes`. Waits only if the layer has no shared memory.
