@@ -78,7 +78,6 @@ fn is_opaque(folder: &OwnedFd) -> io::Result<bool> {
     }
 }
 
-/// Copies mode, owner, times and extended attributes, except the attributes of overlayfs.
 pub fn copy_folder_metadata(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     let stat: Stat = fstat(from)?;
     let (uid, gid) = (rustix::fs::Uid::from_raw(stat.st_uid), rustix::fs::Gid::from_raw(stat.st_gid));

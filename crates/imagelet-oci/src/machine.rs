@@ -36,7 +36,6 @@ pub struct FetchSizes {
 }
 
 impl FetchSizes {
-    /// The limits for the number of layers that the machine fetches at once.
     pub fn of(machine: Machine) -> Self {
         let extra_connections = (CONNECTIONS_PER_LAYER * machine.layers_in_flight()).min(CONNECTIONS_MAX);
         Self { extra_connections, read_ahead: extra_connections * READ_AHEAD_PER_CONNECTION }

@@ -106,7 +106,6 @@ impl ArchiveBlobs {
         Ok(file)
     }
 
-    /// Reads a small blob. Size and digest are verified.
     pub(crate) fn read(&self, descriptor: &Descriptor, limit: u64) -> Result<Bytes, RuntimeError> {
         let Descriptor { digest, size, .. } = descriptor;
         if let Some(made) = self.made.get(digest) {

@@ -81,7 +81,6 @@ impl Manifest {
         (!media::may_be_image_config(&self.config.media_type)).then_some(kind)
     }
 
-    /// Whether the artifact is a WebAssembly module, which a shim of containerd can run.
     pub(crate) fn is_wasm(&self) -> bool {
         media::media_type_base(&self.config.media_type).starts_with("application/vnd.wasm.config.")
     }

@@ -209,7 +209,6 @@ impl Manifest {
     }
 }
 
-/// Limits the total length of texts that stay in memory after the parsing. `of` names their document.
 fn check_texts<'a>(of: &str, texts: impl IntoIterator<Item = &'a String>) -> Result<(), RuntimeError> {
     let bytes: usize = texts.into_iter().map(String::len).sum();
     if bytes > TEXT_BYTES_MAX {

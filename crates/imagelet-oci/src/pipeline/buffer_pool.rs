@@ -192,7 +192,6 @@ impl BlockWriter {
     }
 }
 
-/// Hashes each block as it arrives and lends it without a copy.
 pub(crate) struct BlockReader {
     blocks: Receiver<Block>,
     home: Sender<Vec<u8>>,

@@ -44,7 +44,6 @@ use crate::{
 };
 
 const PROGRESS_STEP: u64 = 1 << 20;
-/// The size of one read from the disk.
 const PIECE_SIZE: usize = 256 << 10;
 /// Frames in the queue of the copy. A frame is at most as large as the transport's read buffer.
 const COPIES_QUEUED: usize = 16;
@@ -64,7 +63,6 @@ pub(super) enum Fetched {
     GaveWay,
 }
 
-/// The content from which a later attempt of the layer continues.
 #[derive(Clone, Debug, Default)]
 pub(super) enum ResumeSource {
     #[default]
@@ -79,7 +77,6 @@ pub(super) struct LayerAttempt<'a> {
     pub(super) memory: &'a Arc<LayerMemory>,
     place: &'a Place,
     pub(super) progress: &'a Progress,
-    /// The thread that copies the compressed bytes. It ends when its queue is closed.
     pub(super) copying: Option<JoinHandle<io::Result<BlobWriter>>>,
     /// Whether the registry has not begun its answer yet. A new request could make the registry start over.
     is_opening: bool,
@@ -268,7 +265,6 @@ impl LayerAttempt<'_> {
         }
     }
 
-    /// Whether the layer gives up its memory or its place, because other layers wait for it.
     pub(super) fn gives_way(&self, now: Instant) -> bool {
         let Self { job, memory, place, .. } = self;
         let thing = if memory.gives_way(job.terms.hold, &place.pace.network, now) {

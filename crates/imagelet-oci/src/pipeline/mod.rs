@@ -124,7 +124,6 @@ pub(crate) struct CompressedCopy {
 #[derive(Clone)]
 pub(crate) struct UnpackTerms {
     pub(crate) limits: LayerLimits,
-    /// Inflated bytes that the layers of the image may have together, at any compression ratio.
     pub(crate) allowance: Arc<AtomicU64>,
     pub(crate) budget: Arc<UnpackBudget>,
     pub(crate) confinement: Confinement,

@@ -121,7 +121,6 @@ impl Line {
         self.held.values().filter(|held| counts(held)).count()
     }
 
-    /// The waiting layer that would get the place of this layer.
     fn successor(&mut self, ticket: u64) -> Option<u64> {
         let own = self.held.remove(&ticket)?;
         let next = self.next_claim();
@@ -223,7 +222,6 @@ impl Place {
         is_due
     }
 
-    /// Gives the place away for another reason. The layer starts again later.
     pub(crate) fn leave(&self, now: Instant) {
         self.places.change(|line| line.give_way(self.ticket, now));
     }

@@ -67,7 +67,6 @@ impl<'a> ZstdReader<'a> {
         })
     }
 
-    /// Checks the next frame's header before the decoder reads it. Returns `false` if there is no further frame.
     fn begin_frame(&mut self) -> io::Result<bool> {
         let head = self.source.peek(HEAD_LENGTH_MAX)?;
         if head.is_empty() {

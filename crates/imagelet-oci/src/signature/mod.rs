@@ -17,7 +17,6 @@ use crate::manifest::printable;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct AttachedSignature {
-    /// The digest of the signed image.
     pub(crate) subject: Digest,
     pub(crate) payload: Vec<u8>,
     pub(crate) signature: Vec<u8>,

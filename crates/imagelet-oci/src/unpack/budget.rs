@@ -44,7 +44,6 @@ pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
 const STEP: u64 = 64 << 10;
 /// Directories that all layers together keep open. A process with 64 layers then stays below 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
-/// The longest delay until a layer that waits for memory notices its cancellation.
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]

@@ -22,7 +22,6 @@ pub(crate) struct UnpackError {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum UnpackErrorKind {
-    /// The bytes are not a tar archive, or the archive is truncated.
     Malformed,
     /// A well-formed entry that would leave the layer, or that has no meaning in a layer.
     Refused,

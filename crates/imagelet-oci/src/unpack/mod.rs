@@ -159,7 +159,6 @@ pub(crate) struct WholeFile<'a> {
     pub(crate) content: Sum,
 }
 
-/// Moves a file into an empty directory, which becomes a layer with only this file.
 pub(crate) fn place_file<'a>(
     file: &WholeFile<'_>,
     root: BorrowedFd<'a>,

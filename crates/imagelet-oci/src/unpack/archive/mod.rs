@@ -76,7 +76,6 @@ pub(crate) struct Reader<'a> {
     rules: EntryRules,
     claim: MemoryReservation,
     globals: Overrides,
-    /// Unread bytes of the current entry's data, and of the padding after the data.
     remaining: u64,
     padding: u64,
     /// The number of headers that were read, including extension headers.
