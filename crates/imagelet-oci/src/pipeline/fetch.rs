@@ -246,10 +246,8 @@ impl LayerAttempt<'_> {
         let mut waits = None;
         let mut taken = pin!(intake.pass(self.job, bytes, copies, self.progress));
         loop {
-            tokio::select! {
-                biased;
-                is_read = &mut taken => return Some(is_read),
-                () = tokio::time::sleep(CONNECTED_WAIT_MAX) => {}
+            if let Ok(is_read) = timeout(CONNECTED_WAIT_MAX, &mut taken).await {
+                return Some(is_read);
             }
             if self.memory.is_awaited() {
                 let what = (SharedThing::Memory, &self.job.descriptor.digest, self.progress);
