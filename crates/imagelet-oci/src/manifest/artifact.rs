@@ -65,6 +65,12 @@ impl BlobLayout {
             Self::Archive { folder, .. } => folder,
         }
     }
+
+    /// The key of a blob's layer in the store. It never equals a diff-id, because the hashed text is no tar file.
+    fn key(&self, blob: &Digest) -> Digest {
+        let kind = if matches!(self, Self::File(_)) { "file" } else { "archive" };
+        Digest::of(format!("artifact {kind}\n{blob}\n{}", self.path()).as_bytes())
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -179,17 +185,6 @@ impl Descriptor {
             Some(compression) => BlobLayout::Archive { folder: String::new(), compression, content: None },
             None => BlobLayout::File(path.cloned().unwrap_or_else(|| self.digest.hex().to_owned())),
         }
-    }
-}
-
-impl BlobLayout {
-    /// The key of a blob's layer in the store. It never equals a diff-id, because the hashed text is no tar file.
-    fn key(&self, blob: &Digest) -> Digest {
-        let kind = match self {
-            Self::File(_) => "file",
-            Self::Archive { .. } => "archive",
-        };
-        Digest::of(format!("artifact {kind}\n{blob}\n{}", self.path()).as_bytes())
     }
 }
 

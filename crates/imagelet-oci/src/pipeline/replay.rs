@@ -49,7 +49,11 @@ pub(super) fn replay(
     while !state.is_over() {
         let Some(records) = state.resumed.journal.next()? else { break };
         for record in records {
-            if !state.record(record)? {
+            let is_read = match record {
+                JournalRecord::Bytes(bytes) => state.pass(&bytes, None)?,
+                JournalRecord::Content { path, length } => state.content(path, length)?,
+            };
+            if !is_read {
                 return Ok(None);
             }
         }
@@ -68,13 +72,6 @@ impl ReplayState<'_> {
         let Checkpoint { plain, format, .. } = self.resumed.checkpoint;
         let is_known = format == StreamFormat::Plain || self.around.after.len() >= KNOWN_BYTES;
         self.position >= plain && is_known
-    }
-
-    fn record(&mut self, record: JournalRecord) -> io::Result<bool> {
-        match record {
-            JournalRecord::Bytes(bytes) => self.pass(&bytes, None),
-            JournalRecord::Content { path, length } => self.content(path, length),
-        }
     }
 
     fn content(&mut self, path: Vec<u8>, length: u64) -> io::Result<bool> {

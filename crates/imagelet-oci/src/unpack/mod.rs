@@ -143,10 +143,7 @@ pub(crate) fn unpack_layer<'a>(
 ) -> Result<UnpackReport, UnpackError> {
     let mut reader = Reader::new(input, options.limits, options.rules, MemoryReservation::on(&options.memory));
     let mut writer = Writer::new(root, options, manifest).map_err(|fault| fault.at(&reader.place))?;
-    let written = match options.folder {
-        Some(_) => write_all(&mut reader, &mut writer, member::of_artifact),
-        None => write_all(&mut reader, &mut writer, Ok),
-    };
+    let written = write_all(&mut reader, &mut writer, options.folder.is_some());
     written.map_err(|fault| fault.at(&reader.place))?;
     writer.finish()
 }
@@ -171,16 +168,13 @@ pub(crate) fn place_file<'a>(
     writer.finish()
 }
 
-fn write_all(
-    reader: &mut Reader<'_>,
-    writer: &mut Writer<'_>,
-    as_written: impl Fn(TarEntry) -> Result<TarEntry, Fault>,
-) -> Result<(), Fault> {
+fn write_all(reader: &mut Reader<'_>, writer: &mut Writer<'_>, is_artifact: bool) -> Result<(), Fault> {
     loop {
         let entry = reader.next()?;
         writer.gauge.headers(reader.headers)?;
         let Some(entry) = entry else { return Ok(()) };
-        writer.write(&as_written(entry)?, reader)?;
+        let entry = if is_artifact { member::of_artifact(entry)? } else { entry };
+        writer.write(&entry, reader)?;
         if writer.take_replaced() {
             reader.input.invalidate_journal();
         }
