@@ -1,4 +1,6 @@
 //! The client of the API server: `kube`'s client with limits for the time and the length of answers.
+//!
+//! The first request connects. A reconnection reads the credentials from the files again.
 
 use std::{
     collections::HashMap,

@@ -7,6 +7,7 @@ use serde::{Deserialize, Deserializer};
 
 /// The annotation of a mirror pod: the object of a pod from a kubelet's manifest file.
 const MIRROR_ANNOTATION: &str = "kubernetes.io/config.mirror";
+/// Maximum bytes of an object's label keys and values. Usual pods have less than one KiB.
 pub(crate) const LABELS_LENGTH_MAX: usize = 8 << 10;
 
 #[derive(Default, Deserialize)]

@@ -28,14 +28,17 @@ use crate::{
 const REASONS: [&str; 6] =
     ["CircuitOpened", "FreeDiskSpaceFailed", "ImageGCFailed", "LookAheadFailed", "PinsReleased", "PrefetchFailed"];
 pub(crate) const CONTROLLER: &str = "imagelet.dev/node-agent";
+/// The API's length limits of an event's fields, in bytes.
 pub(crate) const NOTE_LENGTH_MAX: usize = 1024;
 const INSTANCE_LENGTH_MAX: usize = 128;
 /// Maximum length of the object's name. The event's name is this name, a dot and 16 hexadecimal digits.
 pub(crate) const REGARDING_LENGTH_MAX: usize = NAME_LENGTH_MAX - 17;
+/// If the answer takes longer, the event is lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
 const UPDATE_EVERY: Duration = Duration::from_mins(1);
 /// A series without an event for this time has ended, as in the library. The next equal event creates a new object.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
+/// A node creates at most this number of objects per `ENDS_AFTER`.
 const SERIES_MAX: usize = 16;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -65,6 +68,7 @@ pub(crate) async fn send_node_events(client: &Client, node: &str, events: &LogEv
     loop {
         let recorded = match received.recv().await {
             Ok(recorded) => recorded,
+            // The receiver lost the oldest events. It still receives the next events.
             Err(RecvError::Lagged(_)) => continue,
             Err(RecvError::Closed) => return,
         };

@@ -37,6 +37,7 @@ const UPDATE_MAX: Duration = Duration::from_mins(1);
 const SEND_EVERY: Duration = Duration::from_secs(3);
 /// The event count of a pod is dropped after this time without an event. So at most 120 pods have a count.
 const ENDS_AFTER: Duration = Duration::from_mins(6);
+/// Further warnings are only in the daemon's own list.
 const WARNINGS_MAX: usize = 100;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

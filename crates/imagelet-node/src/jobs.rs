@@ -88,6 +88,7 @@ impl Jobs {
         self.spawn(async move { run(settings, |settings| period(settings), || job(Arc::clone(&node))).await });
     }
 
+    /// A stop of the daemon drops the task at any await.
     fn spawn(&mut self, work: impl Future<Output = ()> + Send + 'static) {
         let stop = self.stop.clone();
         self.tasks.spawn(async move { stop.run_until_cancelled(work).await.unwrap_or_default() });

@@ -137,6 +137,7 @@ fn take<'a>(from: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
+/// The elements of an answer are counted before the answer is decoded.
 pub(crate) struct BoundedCodec<Q, A> {
     left: MessageBounds,
     messages: PhantomData<(Q, A)>,

@@ -19,6 +19,7 @@ use rustix::{
 
 use crate::cli::{Cli, LoginArgs};
 
+/// Number of bytes that a pipe holds before a write to it blocks.
 const PIPE_HOLDS: usize = 64 << 10;
 
 /// Disables core dumps, also for children. The limit does not stop dumps into a pipe, but the dumpable flag does.

@@ -18,7 +18,9 @@ use super::{object_cache::ObjectName, secret_api};
 use crate::api_error::ApiError;
 use imagelet_core::text::PlainError;
 
+/// The API server's tokens have about 1 KiB.
 const TOKEN_LENGTH_MAX: usize = 64 << 10;
+/// The API server's default lifetime of a token. It is used if the answer has no lifetime.
 const LIFE_DEFAULT: Duration = Duration::from_hours(1);
 const LIFE_MAX: Duration = Duration::from_hours(366 * 24);
 

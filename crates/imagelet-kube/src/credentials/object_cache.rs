@@ -13,6 +13,7 @@ const AGE_MAX: Duration = Duration::from_mins(1);
 /// The lifetime of a cached failure. The images of one pod are requested together, so they share the failure.
 const FAILURE_AGE_MAX: Duration = Duration::from_secs(10);
 const IDLE_MAX: Duration = Duration::from_mins(5);
+/// Maximum number of cached objects. An object has at most 1 MB.
 const OBJECTS_MAX: usize = 128;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -55,6 +55,7 @@ impl PullSecrets {
         found
     }
 
+    /// A pod without pull secrets gets those of its service account, as at admission.
     async fn names(&self, pod: &BoundPod) -> Vec<Arc<str>> {
         if !pod.pull_secrets.is_empty() || pod.service_account.is_empty() {
             return pod.pull_secrets.clone();

@@ -10,6 +10,7 @@ use zeroize::Zeroizing;
 
 use crate::api_error::ApiError;
 
+/// A pull waits for the answer.
 const ANSWER_MAX: Duration = Duration::from_secs(10);
 /// Maximum length of an object with a secret. The API server stores at most 1 MiB, and base64 adds a third.
 const LENGTH_MAX: usize = 2 << 20;

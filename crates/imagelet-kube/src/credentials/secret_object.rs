@@ -11,6 +11,7 @@ use zeroize::Zeroizing;
 use super::object_cache::ObjectName;
 use crate::api_error::ApiError;
 
+/// The API server's uids have 36 bytes.
 const UID_LENGTH_MAX: usize = 128;
 
 #[derive(Deserialize)]

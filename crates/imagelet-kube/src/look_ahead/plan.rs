@@ -20,6 +20,7 @@ pub(super) struct FetchKey {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FetchState {
     Running,
+    /// After a success, a failure or a cancellation, only the kubelet requests the image.
     Ended,
 }
 
@@ -71,6 +72,7 @@ pub(super) fn plan(
     plan
 }
 
+/// The images that containers wait for, in the kubelet's order.
 fn images_to_fetch(pod: &BoundPod) -> Vec<PodImageUse> {
     let mut found: Vec<PodImageUse> = Vec::new();
     for image in pod.images.iter().filter(|it| it.waits) {

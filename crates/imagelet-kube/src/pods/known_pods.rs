@@ -20,6 +20,7 @@ use crate::metadata::LABELS_LENGTH_MAX;
 pub(crate) struct KnownPods {
     pods: BTreeMap<String, Arc<BoundPod>>,
     listing: BTreeMap<String, Arc<BoundPod>>,
+    /// Whether more than `PODS_MAX` pods were received since the last list began.
     is_cut: bool,
     ended: Vec<(Arc<str>, PodEnd)>,
     starts: StartTracker,

@@ -27,8 +27,11 @@ use waits::waits;
 
 use crate::names::{NAME_LENGTH_MAX, NAMESPACE_LENGTH_MAX, is_name, shown};
 
+/// The kubelet's default limit is 110.
 const PODS_MAX: usize = 2000;
+/// A reference without its registry has at most about 600 bytes.
 const IMAGE_LENGTH_MAX: usize = 1024;
+/// Usual pods have fewer than ten images.
 const IMAGES_MAX: usize = 256;
 pub(crate) const SECRETS_MAX: usize = 64;
 
@@ -45,6 +48,7 @@ pub(crate) struct BoundPod {
     pub(crate) pull_secrets: Vec<Arc<str>>,
     /// The images of the volumes and containers, in the order of the kubelet's requests.
     pub(crate) images: Vec<PodImageUse>,
+    /// The number of images beyond `IMAGES_MAX`.
     pub(crate) left_out: usize,
 }
 
@@ -55,6 +59,7 @@ pub(crate) struct PodImageUse {
     /// The image as the pod spells it; a valid reference.
     pub(crate) image: Arc<str>,
     pub(crate) policy: PullPolicy,
+    /// Whether the container does not exist yet or will be created again.
     pub(crate) waits: bool,
 }
 

@@ -86,6 +86,7 @@ fn runs(pod: &PodObject) -> bool {
     containers.peek().is_some() && containers.all(|container| has_started(&container.name).is_some())
 }
 
+/// Sidecars are excluded. They are init containers with the restart policy `Always`.
 fn init_intervals(pod: &PodObject) -> Vec<Interval> {
     let inits = pod.spec.init_containers.iter().flatten();
     let ordinary = inits.filter(|container| container.restart_policy.as_deref() != Some("Always"));

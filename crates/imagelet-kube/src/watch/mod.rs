@@ -31,6 +31,7 @@ const RETRY_FIRST: Duration = Duration::from_secs(1);
 const RETRY_MAX: Duration = Duration::from_mins(1);
 /// Maximum wait if the API server does not have the kind or forbids it, because this may be permanent.
 const ABSENT_RETRY_MAX: Duration = Duration::from_mins(3);
+/// After this time without a failure, the next failure is the first in a row.
 const HEALTHY_AFTER: Duration = Duration::from_mins(2);
 
 /// Watches objects until this future is dropped. `name` is for the log. `take` receives each change, and `Init` if a

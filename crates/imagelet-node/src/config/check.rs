@@ -43,11 +43,15 @@ use super::{
 const SOCKET_LENGTH_MAX: usize = 107;
 /// The minimum of `pulls.bandwidth`. A smaller value probably has a wrong unit.
 const BANDWIDTH_MIN: u64 = 1 << 10;
+/// More layers in flight do not increase the throughput.
 const LAYERS_IN_FLIGHT_MAX: i32 = 64;
+/// Each request searches all rules.
 const PROXY_RULES_MAX: usize = 100;
+/// Proxies limit the length of a header.
 const PASSWORD_BYTES_MAX: usize = 4 << 10;
 /// The minimum of periods and timeouts. A shorter timeout would end pulls that only start slowly.
 const SECOND: GoDuration = GoDuration::seconds(1);
+/// The retries of a pull already cover a shorter outage.
 const STALE_MIN: GoDuration = GoDuration::minutes(1);
 
 pub(super) fn check(file: &File, environment: &Environment) -> Result<Settings, Vec<Violation>> {

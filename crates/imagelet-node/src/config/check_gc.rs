@@ -17,7 +17,9 @@ use super::{
     violations::Violations,
 };
 
+/// A smaller audit log has no space for one collection of a large node.
 const DECISIONS_MIN: u64 = 64 << 10;
+/// A larger value probably has a wrong unit.
 const DECISIONS_MAX: u64 = 16 << 30;
 /// The maximum of `gc.keep[].lastTags`.
 const LAST_TAGS_MAX: u32 = 10_000;

@@ -70,6 +70,7 @@ impl Settings {
 pub struct RecordRules {
     /// Which present images need a credential check. `None`: the feature gate is off, and pulls are not recorded.
     pub verification: Option<VerificationPolicy>,
+    /// How long a pull record is valid. `None`: the record does not expire.
     pub age_max: Option<Duration>,
 }
 
@@ -96,6 +97,7 @@ pub struct ImageSettings {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct CredentialSettings {
+    /// `None`: the default places are searched.
     pub docker_config: Option<PathBuf>,
     pub providers: Option<ProviderOptions>,
 }
@@ -104,6 +106,7 @@ pub struct CredentialSettings {
 pub struct KubernetesSettings {
     pub access: ApiAccess,
     pub node: String,
+    /// `None`: pods that are bound to the node but not started cause no pulls.
     pub look_ahead_max: Option<NonZeroUsize>,
     pub events: bool,
     pub progress_events: bool,
@@ -116,6 +119,7 @@ pub struct CollectionSettings {
     pub for_pulls: bool,
     pub mode: CollectionMode,
     pub rules: KeepRules,
+    /// The kubelet's root directory. The images in the kubelet's pull records are adopted.
     pub adopt_from: Option<PathBuf>,
     pub lease_for: Duration,
     pub decisions_max: Option<NonZeroU64>,
@@ -141,8 +145,10 @@ named_enum! {
 
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeSettings {
+    /// Limit of the images in the Node's status. `None`: the status contains all images.
     pub status_images_max: Option<usize>,
     pub image_endpoint: String,
+    /// Timeout of every call to the runtime except pulls.
     pub request_timeout: Duration,
     pub kubernetes: Option<KubernetesSettings>,
 }
@@ -170,6 +176,7 @@ pub struct StoreSettings {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuntimeSettings {
     pub endpoint: Endpoint,
+    /// How long a pull may make no progress. `None`: unlimited.
     pub stall_max: Option<Duration>,
     pub import: ImportMode,
     /// The settings of the engine that imports images. The engine's directory also contains the node's state.

@@ -210,6 +210,7 @@ fn kubelet_keys(path: &Path) -> Result<Reader<'_>, ConfigError> {
     Ok(reader)
 }
 
+/// The order of the drop-ins is that of a kubelet.
 fn drop_ins(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> io::Result<()> {
     trusted_files::check_folder(folder)?;
     let entries = fs::read_dir(folder)?.take(DROP_INS_MAX + 1).collect::<io::Result<Vec<_>>>()?;

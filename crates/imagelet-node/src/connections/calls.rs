@@ -29,6 +29,7 @@ pub(super) const OPENING_WITHIN: Duration = Duration::from_secs(10);
 pub(super) const BODY_WITHIN: Duration = Duration::from_secs(5);
 /// How long the answer to a GET over HTTP may take, and how long a client may then take to read the answer.
 pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(30);
+/// Large enough for tokens and trace headers.
 const HEAD_BYTES_MAX: u32 = 16 << 10;
 const STREAMS_MAX: u32 = 256;
 /// An HTTP/2 client that sends nothing for this long is pinged.

@@ -36,6 +36,7 @@ const LINES_OVER: Duration = Duration::from_secs(30);
 const USERS_MAX: usize = 256;
 /// How long the daemon waits for the close of a displaced connection. The close does not depend on the client.
 const DISPLACED_WITHIN: Duration = Duration::from_millis(400);
+/// The pause after a failed accept, if the next accept would fail for the same reason.
 const PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

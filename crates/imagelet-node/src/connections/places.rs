@@ -18,6 +18,7 @@ use super::Peer;
 pub(super) const HTTP_BODY_BYTES_MAX: usize = 64 << 10;
 /// Limit of the connections at the CRI socket. A kubelet needs one or two.
 const SOCKET_MAX: usize = 512;
+/// The CRI socket may use a quarter of the open files. Pulls get the larger part.
 const SOCKET_PART: usize = 4;
 /// Limit of concurrent calls at the socket. A kubelet with 110 pods needs far less than a quarter.
 const CALLS_MAX: usize = 2048;

@@ -82,11 +82,13 @@ impl HttpAccess {
 #[derive(Debug)]
 pub struct AccessPolicy {
     token: Option<TokenDigest>,
+    /// Cancelled when the token changes. The streams that this policy permitted then end.
     pub(super) ended: CancellationToken,
     hosts: Vec<String>,
     has_actions: bool,
 }
 
+/// The digest of a token. The token itself is not stored.
 #[derive(Clone)]
 struct TokenDigest(Digest);
 

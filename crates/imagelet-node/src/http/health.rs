@@ -10,6 +10,7 @@ use crate::node::{Images, LocalNode};
 
 const CHECK_MAX: Duration = Duration::from_secs(5);
 const PASSES_MISSED_MAX: u32 = 3;
+/// One block of a file system. If the file system is full, the write of the block fails.
 const BLOCK: [u8; 4096] = [0; 4096];
 
 /// The name and the result of a check: `Ok` with a detail, which may be empty, or `Err` with the reason.

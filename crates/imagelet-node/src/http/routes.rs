@@ -57,6 +57,7 @@ async fn read<C: Command>(
     command.run(&node, no_steps()).await.map(Json)
 }
 
+/// An action runs to its end even if the client disconnects.
 async fn act<C: Command>(
     State(Daemon { node, calls }): State<Daemon>,
     Arguments(command): Arguments<C>,

@@ -12,6 +12,7 @@ use imagelet_runtime::ImportingImages;
 use super::{Collection, Pulls};
 use crate::{config::Settings, failure::Failure};
 
+/// How long a command waits for a runtime's image list before the process exits.
 const LAST_PASS_MAX: Duration = Duration::from_secs(5);
 
 #[derive(Debug)]
@@ -28,7 +29,9 @@ pub struct NodeStatus {
     /// The agent that follows the pods of the node. `None`: a command, or a daemon without a cluster.
     pub agent: Option<Arc<NodeAgent>>,
     pub imports: Option<Arc<ImportingImages>>,
+    /// The confinement of the threads that unpack layers. `None`: a runtime unpacks the layers.
     pub unpacking: Option<String>,
+    /// The parallelism of a pull, and the machine that determines it.
     pub sizes: String,
     pub started_at: SystemTime,
 }

@@ -24,6 +24,7 @@ use crate::failure::Failure;
 const NAMED_MAX: usize = 10;
 
 impl Pulls {
+    /// Rejects a prefetch that would fill the disk up to the high threshold.
     async fn check_space(&self, request: &EnsureRequest) -> Result<(), FetchFailure> {
         let Pulls { images, manager, .. } = self;
         if request.policy != PullPolicy::Always

@@ -140,6 +140,7 @@ impl RemoteNode {
                     Ok(Line::Progress(document)) => progress(document),
                     Ok(Line::Result(document)) => return Ok(document.to_owned()),
                     Ok(Line::Failure(failure)) => return Err(failure),
+                    // A daemon of a later version may send lines that this client does not know. They are ignored.
                     Err(_) => {}
                 }
             }

@@ -23,6 +23,7 @@ const SILENCE_MAX: Duration = Duration::from_mins(1);
 #[derive(Debug)]
 pub(super) struct FilesystemAnswers {
     state: Mutex<Answered>,
+    /// The directory that is reported before the first answer. It exists during the daemon's whole run.
     place: PathBuf,
 }
 

@@ -125,6 +125,7 @@ pub async fn open_node(settings: Settings, role: Role, wanted: StoreAccess) -> R
 }
 
 struct OpenBackend {
+    /// `open_images` adds the pinned names and the metrics.
     runtime: RuntimeManager,
     engine: Option<Arc<Engine>>,
     imports: Option<(Arc<ImportingImages>, Arc<RuntimeSite>)>,

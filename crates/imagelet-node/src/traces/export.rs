@@ -29,6 +29,7 @@ const BATCH_MAX: usize = 512;
 const BATCH_WAIT: Duration = Duration::from_millis(500);
 /// Timeout for the export of a batch. After it, the spans of the batch are lost.
 const SEND_MAX: Duration = Duration::from_secs(10);
+/// While batches fail in a row, one of this many is logged as a warning.
 const WARN_EVERY: u64 = 60;
 const HTTP_PATH: &str = "/v1/traces";
 

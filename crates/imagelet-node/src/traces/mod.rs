@@ -38,6 +38,7 @@ use tokio::{sync::mpsc, task::JoinHandle, time::Instant};
 
 pub(crate) use self::export::TraceTarget;
 
+/// Further spans are dropped and counted.
 const QUEUE_MAX: usize = 2048;
 const LAST_EXPORT_MAX: Duration = Duration::from_millis(500);
 const MILLION: u128 = 1_000_000;
@@ -90,6 +91,7 @@ impl RequestTrace {
 }
 
 impl Tracer {
+    /// The export ends at [`Self::close`], or when the last clone of the tracer is dropped.
     pub fn new(settings: Option<&TraceSettings>, metrics: &Arc<Metrics>) -> Self {
         let Some(settings) = settings else { return Self::default() };
         let (queue, spans) = mpsc::channel(QUEUE_MAX);

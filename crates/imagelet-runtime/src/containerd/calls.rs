@@ -27,7 +27,9 @@ use crate::{
 const WRITE_BYTES_MAX: u64 = 1 << 20;
 const WRITE_STEPS_MAX: usize = 2;
 
+/// A value of `snapshots.Info.kind`.
 pub(crate) const COMMITTED: i32 = 3;
+/// Values of `content.WriteContentRequest.action`.
 const WRITE: i32 = 1;
 const COMMIT: i32 = 2;
 

@@ -69,6 +69,7 @@ impl ContainerdClient {
             .await
     }
 
+    /// The deadline applies to the whole answer, which may have several messages.
     pub(crate) async fn read<Q, A, F>(
         &self,
         call: &'static str,
@@ -81,6 +82,7 @@ impl ContainerdClient {
     {
         let deadline = if TREE_CALLS.contains(&call) { TREE_CALL_MAX } else { CALL_MAX };
         let mut request = Request::new(message);
+        // containerd receives the deadline and stops its work when the deadline passes.
         request.set_timeout(deadline);
         request.metadata_mut().insert("containerd-namespace", self.namespace.clone());
         if let Some(lease) = &self.lease {

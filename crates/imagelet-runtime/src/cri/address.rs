@@ -14,6 +14,7 @@ pub enum AddressPlatform {
     Windows,
 }
 
+/// The parts of an endpoint, as CRI's parser returns them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     /// `unix`: a socket with a path. `tcp`: a host and a port. `npipe`: a named pipe of Windows.

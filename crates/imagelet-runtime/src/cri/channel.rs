@@ -32,6 +32,7 @@ use crate::{
     wire::{self, Query, Reply},
 };
 
+/// Time limit of one connection attempt. It equals the minimum timeout of CRI's own clients.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 const WAIT_FIRST: Duration = Duration::from_millis(100);
 const WAIT_GROWTH: f64 = 1.6;
@@ -56,6 +57,7 @@ pub(crate) struct Peer {
     pub(crate) channel: Channel,
     backoff: Arc<Backoff>,
     endpoint: Endpoint,
+    /// The time limit of each call except a pull.
     pub(crate) timeout: Duration,
     /// Whether lists are streamed. The value becomes `false` when the runtime rejects a stream. Clones share it.
     pub(crate) streams: Arc<AtomicBool>,
@@ -139,6 +141,7 @@ impl Peer {
         F: Future<Output = Result<A, Status>>,
     {
         let mut request = Request::new(message);
+        // The peer receives the deadline and stops its work when the deadline passes.
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         match tokio::time::timeout_at(deadline, self.send(call, request, send)).await {
             Ok(Ok(answer)) => Ok(answer),

@@ -22,6 +22,7 @@ use crate::cri::{
     v1,
 };
 
+/// The version that the kubelet sends in its `Version` request.
 const API_VERSION: &str = "0.1.0";
 
 /// The images of a runtime.

@@ -32,6 +32,7 @@ pub enum EndpointError {
     Missing,
     #[error(transparent)]
     Address(#[from] AddressError),
+    /// CRI's clients parse the first part of a relative path as a host and ignore the host.
     #[error("{0:?} does not name the absolute path of a socket\nhint: write unix:///PATH, with three slashes")]
     Relative(String),
     #[error("the socket path `{}` is longer than {SOCKET_PATH_BYTES_MAX} bytes", .0.display())]

@@ -22,6 +22,7 @@ const NAME_BYTES_MAX: usize = 1024;
 const FOLDERS_MAX: usize = 64;
 /// The status condition in which containerd reports deprecated settings by their ids.
 const DEPRECATIONS: &str = "ContainerdHasNoDeprecationWarnings";
+/// Parts of the ids of deprecated registry settings that imagelet does not read.
 const DEPRECATED_REGISTRY: [&str; 3] = ["cri-registry-mirrors", "cri-registry-auths", "cri-registry-configs"];
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -34,6 +35,7 @@ pub struct RuntimeInfo {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SnapshotterPlace {
+    /// The runtime's root folder.
     pub root: PathBuf,
     pub snapshotter: String,
 }
@@ -55,6 +57,7 @@ pub enum RegistrySettings {
         folders: Vec<PathBuf>,
         /// Registries with configured mirrors. `*` means all registries.
         mirrors: BTreeSet<String>,
+        /// Hosts with configured credentials or certificates.
         configs: BTreeSet<String>,
         /// Whether the runtime adds configured headers to registry requests. `User-Agent` does not count.
         has_headers: bool,

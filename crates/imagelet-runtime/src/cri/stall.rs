@@ -14,8 +14,10 @@ use tokio::{
 
 use crate::cri::SnapshotterPlace;
 
+/// containerd's folder of running fetches. Each fetch has its own folder.
 const INGESTS: &str = "io.containerd.content.v1.content/ingest";
 const INGESTED: &str = "data";
+/// Maximum number of checked fetches. A node usually runs some dozens.
 const INGESTS_MAX: usize = 4096;
 const LOOKS: u32 = 10;
 const LOOK_EVERY_MAX: Duration = Duration::from_secs(10);

@@ -52,6 +52,7 @@ impl TraceContext {
         self.0.first().and_then(|(_, parent)| parent.to_str().ok()?.get(3..35))
     }
 
+    /// Runs a call within the trace. Tasks that the call spawns are outside the trace.
     pub(crate) async fn scope<T>(self, call: impl Future<Output = T>) -> T {
         CURRENT.scope(self, call).await
     }

@@ -125,8 +125,10 @@ pub(super) fn after_failure(mode: ImportMode, failed: &ImportError, request: &Pu
         return if is_hidden { AfterFailure::Forward { remember: false } } else { AfterFailure::Fail };
     }
     match fault.class {
+        // The registry answered. A second request would have the same result.
         C::RateLimited | C::ImageUnknown | C::BlobUnknown => AfterFailure::Fail,
         C::Cancelled | C::HeldBack | C::RateExceeded => AfterFailure::Fail,
+        // The runtime would fill the same disk.
         C::DiskFull => AfterFailure::Fail,
         // The content is invalid, or it was rejected to protect the node.
         C::DigestMismatch | C::ContentInvalid | C::SignatureRejected => AfterFailure::Fail,
@@ -152,6 +154,7 @@ pub(super) fn is_empty_folder(pulled: &ImageDetails) -> bool {
     pulled.layers.is_empty() && !is_image && config.get::<&str>("architecture") != Some("wasm")
 }
 
+/// Whether only a change of settings can make the import possible.
 pub(super) fn is_lasting(reason: &ForwardReason) -> bool {
     use ErrorClass as C;
     match reason {

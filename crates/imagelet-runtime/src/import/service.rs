@@ -54,6 +54,7 @@ pub trait ImportSite: Send + Sync + fmt::Debug {
 
     async fn registry_hosts(&self, image: &Reference) -> Vec<RegistryHost>;
 
+    /// Disk space that running imports have reserved and not yet written.
     fn reserved(&self) -> Freed;
 
     /// Returns once the runtime has released the resources of cancelled imports.
@@ -73,6 +74,7 @@ pub struct RouteTaken {
 pub struct ImportHealth {
     pub mode: ImportMode,
     pub runtime: Result<RuntimeInfo, ForwardReason>,
+    /// Why pulls are not imported. `None` means that pulls are imported.
     pub obstacle: Option<ForwardReason>,
 }
 
@@ -149,6 +151,7 @@ impl ImportingImages {
         ImportHealth { mode: self.mode, runtime, obstacle }
     }
 
+    /// The newest route is last.
     pub fn recent_routes(&self) -> Vec<RouteTaken> {
         locked(&self.shared).routes.iter().cloned().collect()
     }

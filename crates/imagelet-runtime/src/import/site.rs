@@ -33,11 +33,14 @@ pub struct RuntimeSite {
     pub socket: PathBuf,
     /// Settings for fetching and unpacking. The runtime's root and registry folders replace the configured folders.
     pub engine: EngineConfig,
+    /// Sandbox images in addition to those that the runtime reports.
     pub sandbox_images: Vec<String>,
+    /// Set after the node is open.
     pub room: OnceLock<Arc<dyn MakeRoom>>,
     pub opened: Mutex<Opened>,
 }
 
+/// At most one engine owns the staging folder.
 #[derive(Debug, Default)]
 pub struct Opened {
     engine: Option<(EngineConfig, Arc<Engine>)>,

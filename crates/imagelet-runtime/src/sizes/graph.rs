@@ -31,6 +31,7 @@ const STAYS: [&str; 4] =
 const LEASED_CONTENT: &str = "content";
 const LEASED_SNAPSHOT: &str = "snapshots/";
 
+/// The file of a blob uses whole blocks.
 const BLOCK_BYTES: u64 = 4 << 10;
 /// Limit of followed references: about 100 times the references of 10,000 images.
 const STEPS_MAX: usize = 50_000_000;
@@ -42,7 +43,9 @@ pub struct Listed {
     /// Snapshots by snapshotter. A snapshotter is absent if its snapshots could not be listed.
     pub snapshots: BTreeMap<String, Vec<snapshots::Info>>,
     pub leased: Vec<leases::Resource>,
+    /// Digests of the blobs of all other namespaces.
     pub elsewhere: HashSet<String>,
+    /// Usage of committed snapshots. A snapshot without reported usage is absent.
     pub usages: HashMap<CommittedSnapshot, Freed>,
     pub folders: PartFolders,
 }
@@ -108,6 +111,7 @@ impl Listed {
 /// How many unreported folders a snapshotter creates around each snapshot. `None` means an unknown number.
 fn own_folders(snapshotter: &str) -> Option<u64> {
     match snapshotter {
+        // The snapshot's folder and `work`.
         "overlayfs" => Some(2),
         "native" => Some(0),
         _ => None,
@@ -239,6 +243,7 @@ impl<'a> Nodes<'a> {
         Ok(found)
     }
 
+    /// No image removal frees parts in `held`.
     fn graph(&self, listed: &Listed, images: BTreeMap<ImageId, BTreeSet<u32>>, held: &HashSet<u32>) -> LayerGraph {
         // `unmeasured` counts parts of unknown size: the blob's length is invalid, or the snapshot's usage is unknown.
         let (mut layers, mut unmeasured) = (Vec::new(), 0);

@@ -39,6 +39,7 @@ const SNAPSHOTTERS_MAX: usize = 16;
 
 const IMAGES_KNOWN_MAX: usize = 20_000;
 
+/// A list of images waits for the query for artifacts.
 const ARTIFACTS_MAX: Duration = Duration::from_secs(2);
 /// The wait after a failed query for artifacts. During this wait, lists of images mark no new artifact.
 const ARTIFACTS_AGAIN: Duration = Duration::from_secs(10);
@@ -53,6 +54,7 @@ pub struct ContainerdSizes {
     usages: Mutex<HashMap<CommittedSnapshot, Freed>>,
     /// The images of earlier lists, with `Some` for an artifact. Entries stay valid: the image of an id never changes.
     artifacts: Mutex<HashMap<ImageId, Option<Arc<Artifact>>>>,
+    /// The time of the last query for artifacts, if it failed. `None` means that it succeeded.
     unanswered: Mutex<Option<Instant>>,
 }
 

@@ -78,6 +78,7 @@ async fn confirm(
             let request = VerifyRequest { images: vec![image.id], ..VerifyRequest::default() };
             match ask_shown(&node, screen, SHOWN, request).await {
                 Ok(again) => found.images.extend(again.images),
+                // Another process has removed the image after the first check.
                 Err(failure) if failure.reason == "NotFound" => {}
                 Err(failure) => return Err(failure),
             }

@@ -24,6 +24,7 @@ const SYSTEMCTL_MAX: Duration = Duration::from_secs(90);
 const DAEMON_MAX: Duration = Duration::from_secs(30);
 const DAEMON_PROBES: Duration = Duration::from_millis(200);
 const UNCHECKED: &str = "/etc/imagelet/config.yaml.unchecked";
+/// The variable PATH for `systemctl` if a pod calls it on the pod's host.
 const HOST_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const SHOWN_MAX: usize = 1000;
 

@@ -27,6 +27,7 @@ pub(super) fn kubelet_configuration() -> String {
     )
 }
 
+/// A mapping without `imageService`, which only the installation sets.
 pub(super) fn base_configuration(text: &str) -> Result<Map<String, Value>, String> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_nodes: NODES_MAX, max_total_scalar_bytes: BASE_LENGTH_MAX },

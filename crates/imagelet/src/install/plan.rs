@@ -12,6 +12,7 @@ use super::{
     owned_file::{FileState, PRIVATE, PUBLIC},
 };
 
+/// Paths are relative to the host's root: they do not begin with `--root`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     ProbeRuntime(String),
@@ -19,6 +20,7 @@ pub(super) enum Step {
         path: PathBuf,
         content: String,
     },
+    /// Sets mode 0600 on an existing file that every user can read now.
     Protect(&'static str),
     Keep {
         path: PathBuf,
@@ -147,6 +149,7 @@ fn between(request: &InstallArgs, host: &HostFacts, is_live: bool) -> Result<Vec
         )));
     }
     if kubelet.config_dir.as_ref() == Some(&folder) {
+        // `install` may restart the kubelet, because pods keep running meanwhile.
         steps.extend(restarts.then_some(Step::Systemctl(&["try-restart", "kubelet.service"])));
     } else {
         let folder = folder.display();

@@ -62,6 +62,7 @@ pub(crate) fn set_host_up(arguments: PodInstallArgs, format: Format) -> Result<E
     if install.uninstall { take_back(install, format) } else { set_up(install, &program, &private, format) }
 }
 
+/// After the call, this process opens each path on the host.
 fn enter(namespace: &Path) -> Result<(), Failure> {
     let failed = |error: &io::Error| {
         Failure::because(format!("could not enter the mount namespace `{}`", namespace.display()), error)
@@ -119,6 +120,7 @@ fn take_back(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> 
     remove_files(&[INSTALLED, BASE_CONFIGURATION, HTTP_TOKEN, PROXY_PASSWORD, PROGRAM])
 }
 
+/// Runs `install` on the host, without the pod's environment variables.
 fn run(install: InstallArgs, format: Format) -> Result<ExitCode, Failure> {
     let environment = Environment { root: rustix::process::geteuid().is_root(), ..Environment::default() };
     let context = Context { global: Global { output: format, ..Global::default() }, environment };

@@ -3,8 +3,10 @@
 use serde_json::{Value, value::RawValue};
 use serde_saphyr::DuplicateKeyPolicy;
 
+/// Maximum size of a manifest file in bytes. An operator's bundle has a few megabytes.
 pub(crate) const FILE_LENGTH_MAX: usize = 8 << 20;
 pub(super) const DOCUMENTS_MAX: usize = 10_000;
+/// A pod template in a `CronJob` in a `List` has a dozen levels.
 const DEPTH_MAX: usize = 48;
 /// Maximum number of values in a file. A value that a YAML alias repeats counts again.
 pub(super) const NODES_MAX: usize = 400_000;

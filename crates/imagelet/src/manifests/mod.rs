@@ -119,6 +119,7 @@ impl Objects {
         request
     }
 
+    /// As in the API server, a pod that names no pull secrets has those of its service account.
     fn pull_secrets<'a>(&'a self, pod: &'a PodRequest) -> &'a [String] {
         let account = (pod.pod.namespace.clone(), pod.service_account.clone());
         if pod.secrets_unread.is_empty() {

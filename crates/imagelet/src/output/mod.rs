@@ -71,6 +71,7 @@ pub(crate) fn print<T: Serialize>(
 }
 
 pub(crate) fn print_failure(failure: &Failure) {
+    // A failed write is ignored: stderr may be closed.
     drop(writeln!(io::stderr().lock(), "{}", fitted_to_stderr(&failure.text())));
 }
 
@@ -85,6 +86,7 @@ pub(crate) fn write_failure(failure: &Failure, format: Format, is_line: bool) {
     if format.is_document() {
         let document =
             if is_line { json!({ "type": "failure", "failure": failure }) } else { json!({ "failure": failure }) };
+        // A failed write is ignored: stdout may be closed.
         drop(text(&document, format, is_line).and_then(|text| io::stdout().lock().write_all(text.as_bytes())));
     }
 }

@@ -49,6 +49,7 @@ const STATUS_EVERY: Duration = Duration::from_secs(10);
 const PASS_EVERY: Duration = Duration::from_secs(2);
 const RETRY_FIRST: Duration = Duration::from_secs(5);
 const RETRY_MAX: Duration = Duration::from_mins(2);
+/// Maximum writes and deletions of one pass. The next pass continues with a new plan.
 const WRITES_MAX: usize = 200;
 
 families! {

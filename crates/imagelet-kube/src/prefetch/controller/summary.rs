@@ -18,6 +18,7 @@ const MESSAGE_LENGTH_MAX: usize = 256;
 /// no wave begins and the set is not complete.
 const SELECTION_LASTS: Duration = Duration::from_secs(30);
 
+/// After `Idle` without a time, only a change of objects causes the next decision.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum SetAction {
     Idle { until: Option<SystemTime> },
@@ -44,6 +45,7 @@ pub(super) fn decide(
     }
 }
 
+/// `None` means that `SELECTION_LASTS` is over or that the spec has no pod selector.
 fn selection_ends(set: &ImageSet, started: &Time, now: SystemTime) -> Option<SystemTime> {
     set.spec.pod_selector.as_ref()?;
     Some(SystemTime::from(started.0) + SELECTION_LASTS).filter(|ends| *ends > now)

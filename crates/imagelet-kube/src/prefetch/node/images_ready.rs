@@ -19,6 +19,7 @@ impl ImagesReady {
     pub(super) const MISSING: &str = "ImagesMissing";
 
     /// `gated` are the reports of gated sets. `beyond` are the gated sets that no node fetches because of a limit.
+    /// Returns `None` if no gated set selects the node.
     pub(super) fn of(gated: &[SetReport], beyond: &[ImageSet]) -> Option<Self> {
         let mut images: Vec<(&SetReport, &ImageReport)> =
             gated.iter().flat_map(|set| set.images.iter().map(move |image| (set, image))).collect();

@@ -84,6 +84,7 @@ struct Inputs {
     changed: Notify,
 }
 
+/// Dropping the value cancels the pull.
 struct RunningPull {
     key: TaskKey,
     bytes: Arc<PullBytes>,
@@ -95,6 +96,7 @@ struct AgentWork {
     states: BTreeMap<TaskKey, TaskState>,
     attempts: BTreeMap<TaskKey, Attempts>,
     running: Option<RunningPull>,
+    /// The namespace of the last started pull. Empty for a cluster-wide set.
     last: String,
     pins: Option<Vec<SetPin>>,
     matches: LastMatches,

@@ -29,6 +29,7 @@ pub(super) struct TaskKey {
     pub(super) image: SetImage,
 }
 
+/// `Running` has the received bytes and the total bytes, or `None` if they are not known yet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum TaskState {
     Running(Option<(u64, u64)>),

@@ -38,6 +38,7 @@ pub struct FetchConditions {
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ImagePresence {
+    /// The time of the pass, or `None` before the first pass.
     pub taken_at: Option<SystemTime>,
     pub absent: BTreeSet<String>,
 }

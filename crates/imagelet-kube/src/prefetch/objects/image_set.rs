@@ -22,6 +22,7 @@ pub(crate) const PLACES: u64 = 1 << 52;
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct SetName {
     pub(crate) scope: SetScope,
+    /// Empty for a cluster-wide set.
     pub(crate) namespace: String,
     pub(crate) name: String,
 }

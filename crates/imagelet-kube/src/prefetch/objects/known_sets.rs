@@ -27,8 +27,10 @@ const KNOWN_MAX: usize = 4 * SETS_MAX;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SetLimit {
+    /// Older sets of the same namespace use all places of the namespace.
     OfNamespace,
     Total,
+    /// Nodes fetch the set, but the report of at least one node is full.
     Report,
 }
 

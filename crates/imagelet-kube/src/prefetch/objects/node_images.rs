@@ -36,6 +36,7 @@ pub(crate) struct ImageReport {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) platform: Option<String>,
     pub(crate) phase: ImagePhase,
+    /// Compressed bytes that a running pull has received.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) bytes: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -8,6 +8,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 #[serde(default, rename_all = "camelCase")]
 pub(crate) struct SetStatus {
     pub(crate) observed_generation: i64,
+    /// The time when the controller first saw this generation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) started_at: Option<Time>,
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -10,6 +10,7 @@ use crate::names::shown;
 
 const DURATION_MAX: Duration = Duration::from_hours(24 * 365);
 const DURATION_LENGTH_MAX: usize = 32;
+/// Kubernetes supports clusters of 5,000 nodes.
 const NODES_MAX: u32 = 100_000;
 
 /// A duration above zero in Go's format: `90s`, `1h30m`.

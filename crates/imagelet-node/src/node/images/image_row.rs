@@ -70,6 +70,7 @@ struct StoredDetails<'a> {
 struct StoredLayer<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     path: Option<&'a str>,
+    /// Empty: the digest of the layer's blob is unknown.
     blob: &'a str,
     size: u64,
     diff_id: &'a str,

@@ -106,6 +106,7 @@ impl RemovableNames for ContainerdNames {
     }
 }
 
+/// The normalized name that CRI uses for a record's name. `None` means that CRI uses the name unchanged.
 fn read_otherwise(name: &str) -> Option<String> {
     if name.parse::<Digest>().is_ok() {
         return None;

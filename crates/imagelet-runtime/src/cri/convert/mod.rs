@@ -194,6 +194,7 @@ pub fn container_from_wire(container: v1::Container) -> Container {
     }
 }
 
+// Values of CRI's enumerations.
 const SANDBOX_READY: i32 = 0;
 pub(crate) const CGROUPS_BY_SYSTEMD: i32 = 0;
 pub(crate) const CGROUPS_BY_FILES: i32 = 1;

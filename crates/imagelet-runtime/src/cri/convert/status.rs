@@ -15,6 +15,7 @@ const REGISTRY_UNAVAILABLE: &str = "RegistryUnavailable";
 
 const SIGNATURE_INVALID: &str = "SignatureValidationFailed";
 
+/// A status message is sent as a percent-encoded header, and peers accept 16 KiB of headers.
 const MESSAGE_BYTES_MAX: usize = 4 << 10;
 
 /// A method of CRI. The meaning of a status text depends on the method.

@@ -19,6 +19,7 @@ pub(super) async fn within(
     }
 }
 
+/// The time limit in `grpc-timeout`: one to eight digits and a unit. An invalid header sets no limit.
 pub(super) fn limit(headers: &HeaderMap) -> Option<Duration> {
     let (unit, digits) = headers.get("grpc-timeout")?.as_bytes().split_last()?;
     if digits.is_empty() || digits.len() > 8 || !digits.iter().all(u8::is_ascii_digit) {

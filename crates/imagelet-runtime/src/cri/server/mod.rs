@@ -156,6 +156,7 @@ fn as_go_says<B>(mut response: http::Response<B>) -> http::Response<B> {
     response
 }
 
+/// The error for an unknown service, which equals that of Go's gRPC server.
 fn refused(uri: &Uri) -> Status {
     let service = uri.path().trim_start_matches('/').split('/').next().unwrap_or_default();
     let shown: String = service.chars().take(SERVICE_LENGTH_MAX).collect();
@@ -163,6 +164,7 @@ fn refused(uri: &Uri) -> Status {
     Status::unimplemented(format!("unknown service {shown}"))
 }
 
+/// If a `PullImage` call is cancelled or expires, the server drops the pull.
 #[derive(Clone, Debug)]
 struct ImageServer {
     images: Arc<dyn ImageService>,

@@ -32,6 +32,7 @@ const READS: [&str; 19] = [
     "ListContainers",
     "StreamContainers",
     "ContainerStatus",
+    // The calls of `crictl stats`, `statsp`, `metricsp` and `events`.
     "ContainerStats",
     "ListContainerStats",
     "StreamContainerStats",
@@ -88,6 +89,7 @@ impl RuntimeServer {
     }
 }
 
+/// Without a limit, the call runs until the client or the runtime ends it.
 async fn pass_on(peer: &Peer, limit: Option<Duration>, request: http::Request<Body>) -> http::Response<Body> {
     let (came, body) = request.into_parts();
     let mut call = http::Request::new(body);

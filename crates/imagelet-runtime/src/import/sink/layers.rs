@@ -43,6 +43,7 @@ pub(super) struct ImportRun {
     pub(super) running: RwLock<()>,
 }
 
+/// The progress of the layers from the base up. `Has` is the number of layers that containerd has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Base {
     Has(usize),
@@ -113,6 +114,7 @@ impl ImportRun {
         self.is_committed(index).await
     }
 
+    /// Records that containerd has a layer and therefore all layers below it.
     pub(super) fn has(&self, index: usize) {
         self.base.send_if_modified(|base| match base {
             Base::Has(count) if *count <= index => {

@@ -15,6 +15,7 @@ use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
 use super::ContainerdConfig;
 use crate::containerd::{ContainerdClient, LeaseId};
 
+/// The lifetime of an import's lease. It is longer than any pull takes.
 const LEASE_LIFETIME: Duration = Duration::from_hours(24);
 
 /// The leases of running imports of this process. The removal of stale leases skips them.
@@ -70,6 +71,7 @@ impl ContainerdParts {
     }
 }
 
+/// Drop ends the lease in the background.
 #[derive(Debug)]
 pub(crate) struct ImportLease {
     pub(crate) id: LeaseId,

@@ -1,4 +1,6 @@
 //! Imports images into an unmodified containerd.
+//!
+//! Layers are renamed into prepared snapshots. Documents and image records then follow, as in containerd's own pull.
 
 pub(crate) mod backing;
 mod content;
@@ -34,6 +36,7 @@ use crate::{
 /// Maximum attempts if another client of containerd creates or removes the same object concurrently.
 const TRIES_MAX: usize = 3;
 const ONLY_LAYER: &str = "containerd.io/gc.ref.content.l.0";
+/// The capability of a snapshotter to set the parent at the commit.
 const REBASE: &str = "rebase";
 
 #[derive(Clone, Debug)]

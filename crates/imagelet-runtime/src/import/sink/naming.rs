@@ -15,6 +15,7 @@ use super::{content::Content, layers::ImportRun, records};
 use crate::cri::OVERLAYFS;
 
 const SHOWN_MAX: Duration = Duration::from_secs(5);
+/// The first and the maximum interval between two checks. The interval doubles after each check.
 const CHECK_WAIT: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
 impl ImportRun {

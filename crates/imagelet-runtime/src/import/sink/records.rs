@@ -12,6 +12,7 @@ use crate::containerd::{
 
 /// containerd's maximum length of a label. Key and value count together.
 const LABEL_BYTES_MAX: usize = 4096;
+/// The first version of containerd that labels a snapshot with its layer and its parent.
 const LAYER_LABELS_SINCE: (u32, u32) = (2, 3);
 const IMAGE_VOLUMES_SINCE: (u32, u32) = (2, 1);
 

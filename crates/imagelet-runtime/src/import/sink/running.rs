@@ -16,6 +16,7 @@ use super::{layers::ImportRun, leases::ContainerdParts};
 #[derive(Debug)]
 pub(crate) struct ContainerdImport {
     run: Arc<ImportRun>,
+    /// The task that writes the documents. The image is named after this task has ended.
     documents: Mutex<Option<JoinHandle<Result<(), RuntimeError>>>>,
 }
 

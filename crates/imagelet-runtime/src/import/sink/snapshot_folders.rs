@@ -20,6 +20,7 @@ use crate::containerd::v1::types::Mount;
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct SnapshotFolders {
     upper: PathBuf,
+    /// The folders of the layers below, the topmost first.
     lower: Vec<PathBuf>,
 }
 

@@ -105,6 +105,7 @@ async fn from_stdin(
     Ok(answer.await??)
 }
 
+/// `is_hidden` hides the typed answer until the future has ended or is dropped.
 async fn question(text: &str, is_hidden: bool) -> Result<Secret, Failure> {
     let stdin = std::io::stdin();
     if !stdin.is_terminal() {
