@@ -2,8 +2,12 @@
 
 use std::sync::{Arc, Mutex};
 
-use bytes::Bytes;
+use bytes::{Buf, BufMut, Bytes};
 use imagelet_core::{lock::locked, ports::Listing};
+use prost::{
+    DecodeError, Message,
+    encoding::{DecodeContext, WireType, skip_field},
+};
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
@@ -19,9 +23,29 @@ impl ListCache {
     }
 }
 
-/// A `ListImagesResponse` with encoded images, because bytes and messages have the same wire format.
-#[derive(Clone, PartialEq, prost::Message)]
-pub(super) struct EncodedList {
-    #[prost(bytes = "bytes", repeated, tag = "1")]
-    pub(super) images: Vec<Bytes>,
+#[derive(Clone, Debug, Default)]
+pub(super) struct EncodedList(pub(super) Bytes);
+
+impl Message for EncodedList {
+    fn encode_raw(&self, buffer: &mut impl BufMut) {
+        buffer.put_slice(&self.0);
+    }
+
+    fn encoded_len(&self) -> usize {
+        self.0.len()
+    }
+
+    fn merge_field(
+        &mut self,
+        tag: u32,
+        wire_type: WireType,
+        buffer: &mut impl Buf,
+        context: DecodeContext,
+    ) -> Result<(), DecodeError> {
+        skip_field(wire_type, tag, buffer, context)
+    }
+
+    fn clear(&mut self) {
+        self.0.clear();
+    }
 }

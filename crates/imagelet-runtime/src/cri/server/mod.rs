@@ -198,8 +198,8 @@ impl ImageServer {
         if let Some(list) = self.list.get(&listing) {
             return Ok(list);
         }
-        let response = fitting(v1::ListImagesResponse { images: to_wire(&listing) });
-        let list = EncodedList { images: response.images.iter().map(|image| image.encode_to_vec().into()).collect() };
+        let images = to_wire(listing.clone());
+        let list = EncodedList(fitting(v1::ListImagesResponse { images }).encode_to_vec().into());
         if filter.is_none() {
             self.list.set(listing, list.clone());
         }
