@@ -133,6 +133,7 @@ impl EventSink for LogEvents {
             kept.pop_front();
         }
         kept.push_back(recorded.clone());
+        // The send fails without subscribers, which is no error.
         let _ = self.followers.send(recorded);
     }
 }

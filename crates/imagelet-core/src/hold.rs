@@ -17,6 +17,7 @@ use tokio::time::Instant;
 
 use crate::{lock::locked, text::named_enum};
 
+/// Bytes per second.
 const RATE_MIN_DEFAULT: u64 = 256 << 10;
 /// The rate of a holder counts only after this time, because connections start slowly.
 pub const GRACE: Duration = Duration::from_secs(5);

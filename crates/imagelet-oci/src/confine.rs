@@ -26,6 +26,7 @@ pub(crate) enum AllowedFolder<'a> {
 pub enum Confinement {
     /// Threads are confined, with this version of the Landlock ABI.
     Landlock(i32),
+    /// Threads are not confined, for this reason.
     Absent(String),
 }
 

@@ -80,6 +80,7 @@ fn memory_limit(groups: &str, root: &Path) -> Option<u64> {
     found.min()
 }
 
+/// `None`: the file is absent or contains `max`.
 fn number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }

@@ -38,6 +38,7 @@ pub use self::{
 };
 use crate::lock::locked;
 
+/// Further acts are lost and counted.
 const WAITING_MAX: usize = 256;
 /// The minimum size: a smaller log covers too little history.
 pub(crate) const BYTES_MIN: u64 = 64 << 10;

@@ -2,6 +2,7 @@
 
 use super::{Credential, CredentialSource, TrackedCredential};
 
+/// Each host gets only its own credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct PullCredentials {
     /// The credentials for the registry, in the order in which they are tried. Empty: the requests are anonymous.
@@ -12,6 +13,7 @@ pub(crate) struct PullCredentials {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct HostCredentials {
     pub(crate) host: String,
+    /// At least one, in the order in which they are tried.
     pub(crate) credentials: Vec<TrackedCredential>,
 }
 

@@ -75,6 +75,7 @@ pub fn replace_file_on(
         fs::rename(beside, path)
     };
     if let Err(error) = write() {
+        // The first error is more useful than an error of the cleanup.
         let _ = fs::remove_file(beside);
         return Err(error);
     }

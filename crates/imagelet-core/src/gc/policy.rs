@@ -20,6 +20,7 @@ pub struct GcPolicy {
     /// Images that are idle for longer are removed at any disk usage. `None`: no image is removed because of its age.
     pub age_max: Option<Duration>,
     pub order: GcOrder,
+    /// Used if a collection cannot reach its goal. `None`: it then removes no image for space.
     pub pressure_relief: Option<ReliefMarks>,
     pub rules: GcRules,
 }
@@ -54,6 +55,7 @@ named_enum! {
     }
 }
 
+/// With every goal, images that are in use, pinned or leased stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GcGoal {
     /// Removes images over the maximum idle time. At the high threshold, removes more, down to the low threshold.

@@ -20,6 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
+    /// On: the first empty image list is trusted, as for the embedded store. Off: only the second is trusted.
     pub(super) trusts_empty_list: bool,
     pub(super) found_none: AtomicBool,
 }

@@ -32,6 +32,7 @@ impl ImageGc {
         now: SystemTime,
     ) -> Result<Option<Image>, RuntimeError> {
         let waiting = Instant::now();
+        // Only one collection or requested removal runs at a time.
         let _turn = self.turn.lock().await;
         let Some(image) = self.runtime.status(spec).await? else { return Ok(None) };
         let by_id = ImageSpec { image: image.id.to_string(), ..image.spec.clone() };

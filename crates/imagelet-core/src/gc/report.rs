@@ -114,6 +114,7 @@ pub enum GcError {
         size_text(capacity.0)
     )]
     NotEnough { used_percent: u8, capacity: ByteSize, freed: u64 },
+    /// `text` begins like the kubelet's event text, because alerts match that beginning.
     #[error("{text}")]
     OutOfReach { shortfall: Shortfall, text: String },
     #[error("could not ask what is in use before removing an image")]

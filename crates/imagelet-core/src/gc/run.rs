@@ -130,6 +130,7 @@ struct Run<'a> {
     last: Option<(Arc<Snapshot>, Plan)>,
     spared: BTreeMap<ImageKey, Reason>,
     done: Done,
+    /// The sum of the listed sizes. `None`: no image was removed for space.
     removed_for_space: Option<ByteSize>,
     age_failures: Vec<String>,
     space_failures: Vec<String>,
@@ -297,6 +298,7 @@ impl<'a> Run<'a> {
         self.removed_for_space.is_some_and(|removed| removed.0 >= wanted)
     }
 
+    /// Checks the image again. Requests for the image wait until the result is dropped.
     async fn begin(&mut self, entry: &ImageEntry) -> Result<Removal<'a>, Reason> {
         if let Some(why) = self.aborted.clone() {
             return Err(Reason::Aborted(why));

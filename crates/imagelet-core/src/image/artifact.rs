@@ -9,6 +9,7 @@ use crate::printable::{printable, printable_start};
 pub const ARTIFACT_TYPE_LABEL: &str = "dev.imagelet.artifact.type";
 const DIGEST_LABEL: &str = "dev.imagelet.artifact.digest";
 const FILES_LABEL: &str = "dev.imagelet.artifact.files";
+/// RFC 6838: two names of at most 127 bytes, and the slash.
 const TYPE_BYTES_MAX: usize = 255;
 
 #[derive(Clone, Debug, PartialEq, Eq)]

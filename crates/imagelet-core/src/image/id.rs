@@ -124,6 +124,7 @@ impl ImageKey {
         &self.id
     }
 
+    /// Empty for the default handler.
     pub fn handler(&self) -> &str {
         &self.handler
     }

@@ -105,6 +105,7 @@ fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
     keyed.into_iter().map(|(_, image)| image).collect()
 }
 
+/// The first bytes of a text as a number that sorts like the text.
 fn head(text: &[u8]) -> u128 {
     let mut head = [0; size_of::<u128>()];
     let length = text.len().min(head.len());

@@ -134,7 +134,9 @@ pub struct ImageEntry {
     pub image: Arc<Image>,
     pub usage: ImageUsage,
     pub leased_until: Option<SystemTime>,
+    /// `NAMESPACE/POD` of the pods that are bound to the node and have no container of the image yet.
     pub awaited_by: Vec<String>,
+    /// Patterns, `runtime`, `sandbox image`, `ImageSet NAMESPACE/NAME` or `ClusterImageSet NAME`.
     pub pinned_by: Vec<String>,
 }
 
@@ -279,6 +281,7 @@ impl Inventory {
         !self.lock().memory.pending.is_empty()
     }
 
+    /// Images are listed before pods: at worst, the image of a new container is not listed yet.
     async fn survey(&self) -> Result<Survey, InventoryError> {
         let images = self.runtime.list(None).await.map_err(InventoryError::List)?;
         let pods = self.runtime.pods().await.map_err(InventoryError::List)?;

@@ -37,6 +37,7 @@ pub enum Reason {
     },
     Gone,
     Aborted(String),
+    /// The runtime rejected the removal with this error. Only the runtime sees the user.
     Refused(String),
     Failed(String),
     /// The image stays, because it cannot be removed or was still present after its removal. The text is the error.

@@ -36,6 +36,7 @@ pub(crate) struct Leases {
     pub(crate) removing: BTreeSet<ImageId>,
     /// Increases with the begin and the end of each removal.
     begun: u64,
+    /// Ended removals, each with the value of `begun` at its end.
     ended: VecDeque<(u64, ImageId)>,
     /// If set, the leases on disk are unreadable, and all images count as leased until this time.
     pub(crate) all_until: Option<SystemTime>,
@@ -52,6 +53,7 @@ pub(crate) struct Lease {
     pub(crate) since: SystemTime,
     /// The time of the pod's last request. The duration of the lease starts at this time.
     pub(crate) asked_at: SystemTime,
+    /// The number of requests without a matching container.
     pub(crate) open: u32,
 }
 

@@ -106,6 +106,7 @@ impl LeaseService {
         }
     }
 
+    /// Returns the lease version. `None`: a removal ran since the mark.
     fn lease(&self, id: &ImageId, pod: &str, mark: u64, now: SystemTime) -> Option<u64> {
         let mut leases = self.lock();
         (!leases.is_overtaken(id, mark)).then(|| leases.lease(id, pod, now))

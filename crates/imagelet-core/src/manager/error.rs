@@ -28,6 +28,7 @@ pub(super) enum Cause {
     /// The image is absent, or the client has no access. The text does not say which of the two.
     NeverPull,
     Credentials(KeyringError),
+    /// The pull could not be recorded, so it did not start.
     Intent(Arc<RecordsError>),
     /// `REASON: MESSAGE` of the last failure; empty while the next attempt runs.
     HeldBack(String),

@@ -65,6 +65,7 @@ pub(super) fn pulled(metrics: &Metrics, size: ByteSize, took: Duration) {
 
 /// Counts one request on drop, whatever its result.
 pub(crate) struct Tally<'a> {
+    /// `None`: the request is an estimate, which is not counted.
     pub(crate) metrics: Option<&'a Metrics>,
     pub(crate) policy: &'a PullPolicy,
     /// Whether the image was present. `None`: the image was not looked up.

@@ -60,6 +60,7 @@ pub struct ManagerParts {
     pub records: Arc<PullRecords>,
     pub settings: PullSettings,
     pub keyring: Arc<NodeKeyring>,
+    /// Their credentials are tried after the node's.
     pub providers: Arc<dyn CredentialProvider>,
     pub reports: ManagerReports,
     /// Records the use of images, and leases the images of pods until their containers are created.
@@ -136,7 +137,8 @@ impl ImageManager {
 
     /// Ensures that an image is present and that the client may use it. If the image is removed in the meantime, the
     /// steps run again, so a returned image is present. A drop of the future frees the queue slot and cancels the pull,
-    /// unless other clients wait for the pull. For a kubelet's request, the end of its pod does the same.
+    /// unless other clients wait for the pull. For a kubelet's request, the end of its pod does the same. The
+    /// intent of a cancelled pull stays until the records check the image.
     pub async fn ensure(&self, request: &EnsureRequest, watcher: PullWatcher) -> Result<Ensured, EnsureError> {
         // Only a kubelet's request ends with its pod. The look-ahead drops the requests of an ended pod itself.
         if !request.caller.is_client() {

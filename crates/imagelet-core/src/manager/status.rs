@@ -45,6 +45,7 @@ pub struct PullTurn {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct QueuePlace {
+    /// Starts at 1.
     pub position: usize,
     /// The number of pulls of the same kind, with the node's limits or without, that run or are earlier in the queue.
     pub behind: usize,

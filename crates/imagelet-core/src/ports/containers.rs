@@ -97,6 +97,7 @@ impl ContainerImage {
 pub enum ContainerState {
     Created,
     Running,
+    /// The container uses its image until the container is removed.
     Exited,
     Unknown,
 }

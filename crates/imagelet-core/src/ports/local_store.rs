@@ -81,7 +81,8 @@ pub trait LocalStore: Send + Sync + fmt::Debug {
     }
 
     /// Fetches the missing parts of a damaged image, and lists the image again. Tries the repositories of the image's
-    /// names in order; the error is that of the last one. Fails if a mount still uses a damaged layer.
+    /// names in order; the error is that of the last one. Fails if a mount still uses a damaged layer. A drop of the
+    /// future changes nothing.
     async fn repair(
         &self,
         _id: &ImageId,

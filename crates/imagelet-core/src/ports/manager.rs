@@ -121,6 +121,7 @@ impl RuntimeManager {
         })
     }
 
+    /// Whether containers can start from a listed image. Returns true in doubt.
     pub async fn is_usable(&self, image: &ImageId) -> bool {
         match &self.usable {
             Some(usable) => usable.is_usable(image).await,

@@ -87,6 +87,7 @@ pub enum LayerState {
     /// The layer was present before the pull. Nothing is fetched.
     Present,
     Fetching {
+        /// Compressed bytes.
         received: ByteSize,
     },
     /// The layer was fetched, verified and unpacked.
@@ -150,6 +151,7 @@ pub enum PullEnd {
 #[derive(Clone, Debug)]
 pub struct PulledLayerProgress {
     pub digest: Digest,
+    /// Compressed bytes.
     pub size: ByteSize,
     /// `None`: the fetch of the layer has not begun.
     pub state: Option<LayerState>,

@@ -30,6 +30,7 @@ type Files<T> = HashMap<String, Result<Arc<T>, Arc<io::Error>>>;
 pub(super) struct RecordFolder<T> {
     /// `None`: the records are only in memory.
     path: Option<PathBuf>,
+    /// `true`: changes are only in memory.
     is_read_only: bool,
     disk: Arc<dyn Disk>,
     /// Locked during each change and the decision that leads to it.
@@ -107,6 +108,7 @@ impl<T: RecordFile> RecordFolder<T> {
         self.files().len()
     }
 
+    /// After a crash, the file has the old content or the new content.
     pub(super) fn write(&self, record: T) -> io::Result<()> {
         let name = file_name(record.key());
         if let Some(path) = self.writable() {

@@ -9,6 +9,7 @@ use crate::image::{Image, Reference};
 #[derive(Debug)]
 pub(super) struct PullNames<'a> {
     id: &'a str,
+    /// Empty: no name is requested.
     asked: &'a str,
     references: Vec<Reference>,
     /// Repositories in which the image has a digest but no tag, because the tag has moved to a newer image.

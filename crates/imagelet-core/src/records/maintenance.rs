@@ -142,6 +142,7 @@ impl PullRecords {
         Ok(())
     }
 
+    /// Records that a pull fetched these images for an unknown client.
     fn close_intent(&self, begun: &PullIntent, ids: &[&ImageId], now: SystemTime) -> Result<(), RecordsError> {
         for id in ids {
             self.forget_preloaded(id, Some(begun))?;

@@ -84,6 +84,7 @@ struct RecordsState {
     running: HashMap<String, usize>,
     /// Requested name in an intent without a running pull → number of checks that did not find the image.
     left: HashMap<String, u8>,
+    /// Pulled images whose record could not be written.
     unrecorded: HashSet<ImageId>,
     unrecorded_overflow: bool,
     touched: Touched,
@@ -459,6 +460,7 @@ impl Drop for Intent {
     }
 }
 
+/// A record without credentials: each client must present credentials.
 fn empty(id: &ImageId) -> PulledRecord {
     PulledRecord { image_ref: id.to_string(), ..PulledRecord::default() }
 }

@@ -35,6 +35,7 @@ pub(super) struct PreloadedImages {
     disk: Arc<dyn Disk>,
     /// Locked during a change and its write, so that an older state never replaces a newer state on disk.
     turn: Mutex<()>,
+    /// Locked for moments, never during disk I/O.
     state: Mutex<PreloadedState>,
 }
 

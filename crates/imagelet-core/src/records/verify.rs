@@ -149,6 +149,7 @@ impl Verdict {
     const FOUND: Self = Self::new(true, CheckResult::RecordFound);
     const AUTHENTICATE: Self = Self::new(false, CheckResult::MustAuthenticate);
     pub(super) const ABSENT: Self = Self { allowed: false, result: None, learned: None };
+    /// An unreadable record rejects every client.
     pub(super) const UNREADABLE: Self = Self::new(false, CheckResult::Error);
 }
 

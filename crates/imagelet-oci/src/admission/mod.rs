@@ -186,6 +186,7 @@ pub(crate) struct Space {
     pub(crate) bytes_floor: u64,
     pub(crate) inodes_floor: u64,
     pub(crate) reserved: Amount,
+    /// The part of `reserved` that pulls of other tenants hold.
     pub(crate) others: Amount,
     pub(crate) pulls: usize,
 }

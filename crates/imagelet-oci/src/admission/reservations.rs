@@ -79,6 +79,7 @@ struct PullRest<'a> {
 
 pub(crate) struct RunningPull {
     pub(crate) tenant: Arc<Tenant>,
+    /// For the layers that are not unpacked yet. `compressed` counts only their unread bytes.
     pub(crate) demand: Demand,
     pub(crate) step: Amount,
 }
@@ -324,6 +325,7 @@ impl WriteGate {
 #[derive(Clone, Default)]
 pub(crate) struct WrittenBytes {
     layer: Arc<LayerProgress>,
+    /// `None`: no space is reserved for the layer, so its writes do not wait.
     space: Option<Arc<PullSpace>>,
 }
 

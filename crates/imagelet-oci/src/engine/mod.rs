@@ -232,6 +232,7 @@ impl Engine {
             let turn = store.mounting();
             remove(store)?;
             drop(turn);
+            // After an error, the images stay removed, and the next sweep continues.
             if let Err(error) = mount::sweep(store).and_then(|()| store.sweep()) {
                 tracing::warn!(error = error.chain(), "could not free all that a removed image took");
             }

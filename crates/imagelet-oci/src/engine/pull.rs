@@ -35,6 +35,7 @@ use crate::{
 
 pub(super) struct LayerFetches {
     pub(super) reservation: Reservation,
+    /// Opened before the first byte of a layer is written, so that it receives every write error.
     pub(super) view: Arc<SyncView>,
     pub(super) resumption: Resumption,
     allowance: Arc<AtomicU64>,

@@ -33,6 +33,7 @@ pub(crate) struct FileAnnotations {
     /// The text `true` marks the blob as a compressed archive of the folder that `title` names.
     #[serde(rename = "io.deis.oras.content.unpack")]
     unpack: Option<String>,
+    /// The digest of the uncompressed archive.
     #[serde(rename = "io.deis.oras.content.digest")]
     content: Option<String>,
 }

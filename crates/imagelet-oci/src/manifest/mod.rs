@@ -318,6 +318,7 @@ pub(crate) fn unacceptable(message: impl Into<String>) -> RuntimeError {
     RuntimeError::new(RuntimeErrorKind::Unacceptable, message)
 }
 
+/// Makes an untrusted text safe for a message: shortened, and on one line.
 pub(crate) fn printable(text: &str) -> String {
     printable_start(text, 128)
 }

@@ -36,6 +36,7 @@ impl DescriptorPlatform {
         !self.is_named() && self.has_system_of(wanted)
     }
 
+    /// An absent OS is the host's OS.
     pub(crate) fn has_system_of(&self, wanted: &Platform) -> bool {
         normalised_os(&self.os) == normalised_os(&wanted.os)
     }

@@ -65,8 +65,10 @@ pub(super) enum Fetched {
 
 #[derive(Clone, Debug, Default)]
 pub(super) enum ResumeSource {
+    /// The copy of the compressed bytes, once that copy has started.
     #[default]
     CompressedCopy,
+    /// The unpacked files, once their journal has a checkpoint.
     Files(Arc<AtomicBool>),
     Nothing,
 }

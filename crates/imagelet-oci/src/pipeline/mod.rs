@@ -137,6 +137,7 @@ struct DiskUse {
     copies: bool,
 }
 
+/// `Files` unpacks into a folder that stays, and that may have files of an earlier attempt.
 enum AttemptStart {
     Files(PartialLayer),
     Bytes { kept: Option<KeptBytes>, copy: Option<BlobWriter> },

@@ -80,6 +80,7 @@ pub(crate) async fn reported<T>(
     wait.await
 }
 
+/// The drop of the returned pair reports the end of the wait.
 pub(crate) fn report_wait(
     (thing, layer, progress): (SharedThing, &Digest, &Progress),
     holder: Option<String>,

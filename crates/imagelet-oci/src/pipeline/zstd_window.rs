@@ -67,6 +67,7 @@ impl<'a> ZstdReader<'a> {
         })
     }
 
+    /// Checks the next frame's header before the decoder reads it.
     fn begin_frame(&mut self) -> io::Result<bool> {
         let head = self.source.peek(HEAD_LENGTH_MAX)?;
         if head.is_empty() {

@@ -23,6 +23,7 @@ const BACKOFF_FIRST: Duration = Duration::from_millis(200);
 const BACKOFF_MAX: Duration = Duration::from_secs(10);
 /// The maximum share of a backoff by which the backoff is randomly shortened.
 const JITTER: f64 = 0.25;
+/// The expected delay of an attempt at a host in bad health. The host with the shortest delay is next.
 const BAD_HEALTH_DELAY: Duration = Duration::from_secs(5);
 
 /// The attempts of one request. The last host is the registry itself; the hosts before it are mirrors.

@@ -73,6 +73,7 @@ pub(crate) fn requested_wait(status: StatusCode, headers: &HeaderMap, now: Syste
         .or_else(window)
 }
 
+/// RFC 9110: seconds or a date.
 fn retry_after(value: &HeaderValue, now: SystemTime) -> Option<Duration> {
     let text = value.to_str().ok()?.trim();
     seconds(text).or_else(|| Some(httpdate::parse_http_date(text).ok()?.duration_since(now).unwrap_or_default()))

@@ -38,7 +38,8 @@ struct SignedIdentity {
     reference: String,
 }
 
-/// The signed digest and the signed name. An unknown field outside of `optional` is an error, because it may restrict what is signed.
+/// The signed digest and the signed name. An unknown field outside of `optional` is an error, because it may restrict
+/// what is signed.
 pub(crate) fn parse(bytes: &[u8]) -> Result<(Digest, String), String> {
     let payload: Payload = object(bytes).map_err(|error| format!("the signed text cannot be read: {error}"))?;
     let Critical { kind, image, identity } = payload.critical;

@@ -40,6 +40,7 @@ pub(crate) enum Transport {
     OciArchive,
 }
 
+/// `Unsupported` rejects the image with this reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Requirement {
     Accept,

@@ -23,6 +23,7 @@ use super::{
 const ROUNDS_UNHURRIED: usize = 3;
 
 impl Store {
+    /// The boot id for a new layer that may be used before it is durable; `None` for any other layer.
     pub(crate) fn unsettled_mark(&self, end: LayerEnd) -> Option<String> {
         if self.in_background || end == LayerEnd::Sink { self.boot.clone() } else { None }
     }
@@ -119,6 +120,7 @@ impl Store {
         remove_tree(&self.root.join(NAMES_UNSETTLED))
     }
 
+    /// The names survive a crash of this process, but not a power cut.
     pub(crate) fn write_names_unsettled(&self, index: &mut Index) -> io::Result<()> {
         let path = self.root.join(NAMES_UNSETTLED);
         replace_file_unsynced(&path, &path.with_extension("new"), &index.names_file(self.boot.as_deref()))?;

@@ -92,6 +92,7 @@ impl Store {
         self.partials().iter().map(|partial| partial.size).sum()
     }
 
+    /// Keeps the content if it has a writer, or if a pull other than `pull` counts on it.
     pub(crate) fn discard_partial(&self, key: &PartialKey, pull: u64) {
         let path = self.partial_path(key);
         let is_layer = path.is_dir();
@@ -256,6 +257,7 @@ impl Partial {
         is_outdated(self.modified, age_max, SystemTime::now())
     }
 
+    /// Whether a start removes the content: it is expired, too short, of an earlier boot, or has an unknown name.
     pub(super) fn is_leftover(&self, age_max: Duration, store: &Store) -> bool {
         !self.file_name.ends_with(PARTIAL_SUFFIX)
             || self.size < RESUME_MIN
@@ -313,6 +315,7 @@ pub(crate) struct BlobWriter {
 }
 
 impl BlobWriter {
+    /// A failed write is an error if the blob has reserved space; otherwise it removes the blob's file.
     pub(crate) fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let (has_space, is_reserved) = (self.check_space(), self.is_reserved());
         let Some(file) = &mut self.file else { return Ok(()) };
@@ -388,6 +391,7 @@ impl BlobWriter {
         self.is_wanted = false;
     }
 
+    /// Moves a durable blob to its place in `blobs/`, unless another commit has moved the same blob.
     pub(super) fn keep(&self, index: &mut Index) -> io::Result<()> {
         let digest = &self.key.digest;
         if index.blobs.contains_key(digest) {

@@ -145,6 +145,7 @@ impl Store {
         Ok(trashed)
     }
 
+    /// Moves the layers and the image folder of a failed commit, which may not be durable, to the trash.
     fn take_back(&self, index: &mut Index, placed: &Placed, id: &ImageId) {
         for layer in &placed.layers {
             index.layers.remove(layer);
@@ -157,6 +158,7 @@ impl Store {
         }
     }
 
+    /// After an error, restores the previous names in the index and in the file.
     fn write_names(&self, index: &mut Index, before: BTreeMap<String, ImageId>) -> io::Result<()> {
         if self.in_background {
             return self.write_names_unsettled(index).inspect_err(|_| index.names = before);

@@ -112,6 +112,7 @@ impl Store {
         absent.filter(|layer| self.layer_folder(layer).exists()).cloned().collect()
     }
 
+    /// The layer then counts as absent, and its images are hidden.
     pub(crate) fn mark_layer(&self, layer: &Digest, findings: &Findings) -> Result<(), RuntimeError> {
         let mut index = self.index();
         if !index.layers.contains_key(layer) {
@@ -132,6 +133,7 @@ impl Store {
 
     pub(crate) fn restore_names(&self) -> Result<(), RuntimeError> {
         self.check_writable()?;
+        // `names.json` must name only synced content.
         self.sync_background()?;
         self.replace_names(&mut self.index()).map_err(could_not("write the names of", &self.root))
     }

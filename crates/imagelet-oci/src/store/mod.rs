@@ -110,6 +110,7 @@ pub(crate) struct Store {
     in_background: bool,
     resume_for: Duration,
     pub(crate) boot: Option<String>,
+    /// `None`: the store is open only for reading.
     lock: Option<Lock>,
 }
 
@@ -187,6 +188,7 @@ impl Store {
         let store = store(place.path, index, lock);
         store.views().push(Arc::new(view));
         if !store.is_read_only() {
+            // A leftover that cannot be removed is harmless.
             if let Err(error) = store.discard_leftovers() {
                 tracing::warn!(error = error.chain(), "could not take away all that was left behind");
             }
@@ -266,6 +268,7 @@ impl Store {
         self.layer_folder(diff_id).join(TREE)
     }
 
+    /// The directories that have no entry in the layer's archive, as paths below the layer's root.
     pub(crate) fn implicit_directories(&self, diff_id: &Digest) -> io::Result<HashSet<Vec<u8>>> {
         record::read_implicit(&self.layer_folder(diff_id))
     }

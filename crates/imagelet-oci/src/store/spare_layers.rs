@@ -42,6 +42,7 @@ const SINK_AGE_MIN: Duration = Duration::from_mins(15);
 pub(crate) struct StagedLayer {
     store: Arc<Store>,
     pub(crate) unpacked: Spare,
+    /// If it is set and allowed, the drop keeps the layer as a spare.
     resumption: Option<Resumption>,
     pub(super) blob: Option<BlobWriter>,
     pub(super) is_placed: AtomicBool,
@@ -246,6 +247,7 @@ impl Store {
         records.map(|record| record.disk_bytes).sum()
     }
 
+    /// Makes a folder in `tmp/` a spare if its layer is whole and of this boot.
     pub(crate) fn find_spare(&self, folder: &Path) -> bool {
         let Some(spare) = self.read_spare(folder) else { return false };
         let mut index = self.index();

@@ -158,6 +158,7 @@ impl Store {
         Ok(entries
             .map_err(could_not("read", &path))?
             .into_iter()
+            // Folders with names unknown to this version are not changed.
             .filter(|entry| entry.file_name().to_str().is_some_and(|name| is_ours(folder, name) && !known(name)))
             .map(|entry| entry.path())
             .collect())

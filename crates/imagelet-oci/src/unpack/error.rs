@@ -28,6 +28,7 @@ pub(crate) enum UnpackErrorKind {
     Limit,
     Full,
     Io,
+    /// The reader of the tar stream has failed, not the file system.
     Read,
     /// Other layers use the memory. The layer can be retried.
     Busy,

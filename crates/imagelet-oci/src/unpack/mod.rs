@@ -97,6 +97,7 @@ pub(crate) struct UnpackReport {
     pub(crate) disk_bytes: u64,
     /// The disk usage of the root and everything below it; `None` if the caller must measure it.
     pub(crate) allocated: Option<DiskUsage>,
+    /// The metadata, by path, that the archive has but the disk does not.
     pub(crate) ownership: Vec<OwnershipRecord>,
     /// The directories without an entry, as raw bytes below the root. A lower layer may have their metadata.
     pub(crate) implicit_directories: Vec<Vec<u8>>,
@@ -148,6 +149,7 @@ pub(crate) fn unpack_layer<'a>(
     writer.finish()
 }
 
+/// A whole and verified file of an artifact. Its owner is root, and all users can read it.
 #[derive(Debug)]
 pub(crate) struct WholeFile<'a> {
     pub(crate) path: &'a str,

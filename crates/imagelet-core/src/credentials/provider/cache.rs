@@ -16,6 +16,7 @@ use crate::{
 
 const GLOBAL: &str = "<global>";
 const SWEPT_EVERY: Duration = Duration::from_mins(15);
+/// Per plugin. The kubelet has no limit.
 const ENTRIES_MAX: usize = 10_000;
 
 /// A service account as sent to a plugin. `Debug` hides the token.

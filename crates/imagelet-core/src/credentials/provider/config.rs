@@ -78,6 +78,7 @@ pub(super) struct Variable {
 pub(super) struct TokenAttributes {
     #[serde(rename = "serviceAccountTokenAudience")]
     pub(super) audience: String,
+    /// What a cached response is valid for: `ServiceAccount` or `Token`.
     pub(super) cache_type: String,
     pub(super) require_service_account: Option<bool>,
     #[serde(rename = "requiredServiceAccountAnnotationKeys", deserialize_with = "nullable")]

@@ -26,6 +26,7 @@ use super::{
 };
 
 const STDOUT_LENGTH_MAX: usize = 1 << 20;
+/// Further bytes are read and dropped, so that the plugin does not block.
 const STDERR_LENGTH_MAX: usize = 64 << 10;
 const CHUNK_LENGTH: usize = 8 << 10;
 /// The wait for the rest of the plugin's output after its exit, if another process keeps the output open.

@@ -40,6 +40,7 @@ pub(crate) enum HelperError {
 }
 
 impl CredentialHelpers {
+    /// A helper gets only these variables.
     pub(crate) fn new(environment: Variables, limit: Duration) -> Self {
         Self { environment, limit, permits: Semaphore::new(RUNS_MAX) }
     }

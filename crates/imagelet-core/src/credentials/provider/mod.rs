@@ -39,6 +39,7 @@ use self::{
 use super::{CredentialSource, DockerConfig, Keyring, TokenSource, TrackedCredential};
 use crate::{metrics::Metrics, text::PlainError, trusted_files};
 
+/// The kubelet has no limit.
 const RUNS_MAX: usize = 32;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -256,6 +256,7 @@ impl Provider {
         Ok(CheckedAnswer { key_type, auth: response.auth })
     }
 
+    /// If the response cannot be cached, the lookup still succeeds.
     fn keep(&self, repository: &str, account: Option<&PluginAccount>, key_type: CacheKeyType, response: &Response) {
         let good_for = response.cache_duration.or(self.entry.default_cache_duration).unwrap_or_default().to_std();
         match CacheKey::new(key_type.base(repository), account) {

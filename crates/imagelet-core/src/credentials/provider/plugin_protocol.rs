@@ -34,6 +34,7 @@ pub(super) enum CacheKeyType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Response {
     pub(super) cache_key_type: String,
+    /// `None`: the default in the provider's configuration.
     pub(super) cache_duration: Option<GoDuration>,
     pub(super) auth: DockerConfig,
 }

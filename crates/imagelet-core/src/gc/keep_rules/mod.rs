@@ -14,6 +14,7 @@ pub const KEEP_RULES_MAX: usize = 1_000;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KeepRules {
+    /// If several rules match an image, the first rule is reported.
     pub keep: Vec<KeepRule>,
     /// On: collections remove only images that imagelet pulled or adopted. Off: collections remove any image.
     pub only_owned: bool,

@@ -33,6 +33,7 @@ pub(super) struct PlanInput<'a> {
     pub(super) request: &'a GcRequest,
     pub(super) now: SystemTime,
     pub(super) snapshot: &'a Snapshot,
+    /// The disk at the start of the collection. `None`: not measured.
     pub(super) disk: Option<DiskUse>,
     /// The space that the collection has already freed. `disk` is as it was before these removals.
     pub(super) done: Done,
@@ -69,7 +70,9 @@ pub(super) struct Plan {
     pub(super) steps: Vec<Step>,
     /// The steps that replace failed steps. Empty except with `GcOrder::ListedSizes`.
     pub(super) reserve: Vec<Step>,
+    /// Per entry of the snapshot. `None`: the plan removes the image.
     pub(super) kept: Vec<Option<Reason>>,
+    /// `None`: no space is needed, or the goal is to remove all unused images.
     pub(super) wanted: Option<Freed>,
     pub(super) possible: Freed,
     pub(super) certainty: Certainty,
@@ -81,6 +84,7 @@ pub(super) struct Step {
     pub(super) place: usize,
     pub(super) phase: GcPhase,
     pub(super) reason: Reason,
+    /// What the step frees in addition to the previous steps.
     pub(super) frees: Freed,
 }
 

@@ -93,6 +93,7 @@ pub(crate) struct LedgerFile {
     seen: Option<FileState>,
 }
 
+/// The inode, the length, and the time of the last change in seconds and nanoseconds.
 type FileState = (u64, u64, i64, i64);
 
 impl LedgerFile {

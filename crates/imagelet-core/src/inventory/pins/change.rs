@@ -17,6 +17,7 @@ impl Inventory {
         self.lock().configured_pins.iter().map(|pin| pin.text().to_owned()).collect()
     }
 
+    /// No command removes these pins, and no file stores them.
     pub(crate) fn set_configured_pins(&self, pins: Vec<PinPattern>) {
         let mut state = self.lock();
         if state.configured_pins != pins {

@@ -200,7 +200,9 @@ impl ImageUsage {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PullCost {
+    /// The compressed bytes that the pull fetched.
     pub bytes: ByteSize,
+    /// The time from the first request to the commit of the image.
     pub duration: Duration,
     pub at: SystemTime,
 }
@@ -231,6 +233,7 @@ pub struct UseHistory {
 }
 
 impl UseHistory {
+    /// `after` is the time since the start of the previous use.
     pub(crate) fn returned(&mut self, after: Duration) {
         /// Weight of the latest interval in percent.
         const LATEST: u64 = 30;

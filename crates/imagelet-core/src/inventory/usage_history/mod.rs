@@ -20,6 +20,7 @@ pub(crate) const REMOVED_IMAGES_MAX: usize = 4096;
 const REMOVED_AGE_MAX: Duration = Duration::from_hours(90 * 24);
 /// Limit of images with a reported use or pull that no pass has listed yet.
 const PENDING_MAX: usize = 1024;
+/// The limit of absent images while the runtime lists no image at all.
 const UNLISTED_MAX: usize = 100_000;
 const ADOPTED_MAX: usize = 50_000;
 /// A runtime that lists no image for longer has probably lost its images.

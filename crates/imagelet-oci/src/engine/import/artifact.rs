@@ -87,6 +87,7 @@ impl ArtifactImage {
         self.target.reference.names_of(&self.artifact.manifest).1
     }
 
+    /// The documents depend only on the layer, the artifact and the platform.
     fn with_layer(&self, diff_id: Digest) -> ImportedImage {
         let PullTarget { reference, platform, .. } = &self.target;
         let config = document(
@@ -171,6 +172,7 @@ impl EngineImporter {
                 }
             }
         }
+        // The lease protects the spares that this import takes from a sweep.
         let _lease = self.engine.store.lease(keys);
         let files = self.fetch_artifact(&resolved, keys, &tenant, progress).await.map_err(fetch)?;
         failpoint!("import.artifact-whole");
@@ -208,6 +210,7 @@ impl EngineImporter {
         Ok(ArtifactFiles { fetches, files: files.into_values().map(file).collect() })
     }
 
+    /// Returns the views that receive the write errors of the files.
     pub(super) async fn bring_artifact(
         &self,
         described: &Described,

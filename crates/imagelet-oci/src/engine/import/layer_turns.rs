@@ -27,6 +27,7 @@ pub(crate) struct LayerTurns {
 
 type UnsyncedViews = HashMap<Digest, Vec<(Arc<()>, Arc<SyncView>)>>;
 
+/// The layers that an import has passed to the sink and has not synced. The drop removes them from the list.
 pub(crate) struct UnsyncedLayers<'a> {
     turns: &'a LayerTurns,
     import: Arc<()>,

@@ -314,6 +314,7 @@ impl Attempt<'_> {
         self.engine.turns.views(&self.described.chains[index])
     }
 
+    /// `None`: the sink already has the layer.
     async fn fetched(&self, index: usize) -> Result<Option<(StagedLayer, FetchGuard<Infallible>)>, Ended> {
         let Described { resolved, image, chains, .. } = self.described;
         let (chain, engine) = (&chains[index], self.engine);

@@ -37,6 +37,7 @@ impl Engine {
         let targets = self.targets(image)?;
         let layers: BTreeSet<Digest> = targets.iter().flat_map(|target| target.image.layers.iter().cloned()).collect();
         let layers: Vec<Digest> = layers.into_iter().collect();
+        // The lease protects layers under check from a sweep.
         let _lease = self.store.lease(&layers);
         let total = layers.iter().filter_map(|layer| self.store.layer(layer)).map(|layer| layer.disk_bytes).sum();
         let cancel = CancelOnDrop(Arc::new(AtomicBool::new(false)));

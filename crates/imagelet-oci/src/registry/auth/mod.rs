@@ -105,6 +105,7 @@ impl PullSession {
         let began = Instant::now();
         let exchange = async {
             match (self.exchange_token(host, request, &place).await, as_form) {
+                // Some services support only `POST`, the OAuth 2 form of the token protocol.
                 (Ok(None), Some(as_form)) => self.exchange_token(host, as_form, &place).await,
                 (answer, _) => answer,
             }
@@ -183,6 +184,7 @@ fn token_requests(
     credential: Option<&Credential>,
     host: &SessionHost,
 ) -> Result<(Request, Option<Request>), RuntimeError> {
+    // The registry's TLS settings also apply to its token service.
     let connection = host.host.connection.clone();
     let connection = if target.origin == host.host.origin { connection } else { connection.for_other_origin() };
     let request = |target| Request { stage: Stage::Token, urgency: None, ..Request::get(target, &connection) };

@@ -288,7 +288,7 @@ impl BlobStream {
     }
 
     /// The next bytes; `None` at the end of the span. A body that breaks off continues from its next byte. Dropping the
-    /// future loses no bytes.
+    /// future loses no bytes. The time between two calls does not count as a wait for the network.
     pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, RuntimeError> {
         loop {
             let Some(sender) = &mut self.sender else {

@@ -19,6 +19,7 @@ use crate::registry::{
 };
 
 pub(crate) struct Reception {
+    /// Over all connections. `None`: only each connection has a limit.
     silence_max: Option<Duration>,
     silence: SharedClock,
 }

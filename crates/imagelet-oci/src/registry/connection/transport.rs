@@ -35,6 +35,7 @@ use crate::registry::{
 const USER_AGENT: &str = concat!("imagelet/", env!("CARGO_PKG_VERSION"));
 /// The limit of Go's HTTP client.
 const REDIRECTS_MAX: usize = 10;
+/// A longer body is not drained; its connection is closed.
 const DRAIN_BYTES_MAX: usize = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// If a `HeadWait` watches the wait for a head, the wait lasts this many deadlines: other attempts run in parallel.

@@ -37,6 +37,7 @@ const DIRECTORIES_MAX: usize = 1000;
 /// Maximum number of client certificates. Each costs a signature check when it is read.
 const IDENTITIES_MAX: usize = 32;
 
+/// Checks the folder: its files decide which host receives credentials and which certificates are trusted.
 pub(super) fn load(root: &Path, registry: &str, found: &mut Vec<String>) -> Result<Option<Vec<Host>>, RuntimeError> {
     check_folder(root)?;
     let mut directories = directory_names(registry).into_iter().map(|name| root.join(name));

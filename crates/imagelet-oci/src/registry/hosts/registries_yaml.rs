@@ -189,6 +189,7 @@ impl File {
         let Some((key, config)) = self.config(&host.origin) else { return Ok(host) };
         let bad = |problem| format!("`configs` of `{}`: {problem}", printable(key));
         let tls = config.tls.settings(folder).map_err(bad)?;
+        // A credential belongs to one host, so the credential of the wildcard is not used.
         let auth = config.auth.as_ref().filter(|_| key != WILDCARD);
         let kind = auth.map(Auth::kind).transpose().map_err(bad)?.flatten();
         let server_address = host.origin.authority();

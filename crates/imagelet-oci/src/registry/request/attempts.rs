@@ -1,4 +1,6 @@
 //! Runs the attempts of one request. The next host is asked if a host fails, or in parallel if its answer is late.
+//!
+//! A late attempt continues, because a registry that fetches on demand sends the response head late.
 
 #[cfg(test)]
 mod tests;

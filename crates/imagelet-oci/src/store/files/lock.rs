@@ -40,6 +40,7 @@ impl Lock {
     }
 
     pub(crate) fn record_progress(&self) {
+        // If this fails, the waiting processes only give up earlier.
         let _ = self.0.set_modified(SystemTime::now());
     }
 }
@@ -48,6 +49,7 @@ impl Drop for Lock {
     /// Releases the lock explicitly. A child process has a copy of the descriptor until exec, so a close may not
     /// release the lock; see flock(2).
     fn drop(&mut self) {
+        // If this fails, the kernel releases the lock when the last copy of the descriptor is closed.
         let _ = flock(&self.0, FlockOperation::Unlock);
     }
 }
@@ -64,6 +66,7 @@ pub fn command_of_owner(root: &Path) -> Option<String> {
     let holder = holder(&mut open_to_read(root)?);
     let (pid, _) = holder.split_once(' ').filter(|_| !is_daemon(&holder))?;
     let pid = pid.parse::<u32>().ok().filter(|pid| *pid != std::process::id())?;
+    // The file may name an owner that has already ended.
     Path::new("/proc").join(pid.to_string()).exists().then(|| process(&holder))
 }
 
@@ -95,6 +98,7 @@ impl LockWait {
         Self { wait_max, begun: now, progress: None }
     }
 
+    /// Zero: the wait has ended. Progress of the owner restarts the wait.
     pub(crate) fn left(&mut self, progress: Option<SystemTime>, now: Instant) -> Duration {
         if let Some(progress) = progress
             && self.progress.replace(progress).is_some_and(|before| before != progress)

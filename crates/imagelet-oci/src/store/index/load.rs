@@ -29,6 +29,7 @@ pub(crate) fn read_json<T: DeserializeOwned>(path: &Path) -> io::Result<T> {
     checksum::open(&read_whole(open_regular(path)?)?)
 }
 
+/// Opens without blocking. A pipe, link or device is an error.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let opened = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| match error {
@@ -123,6 +124,7 @@ pub(crate) fn blobs(root: &Path) -> BTreeMap<Digest, u64> {
     found
 }
 
+/// The file in a damaged folder, with the findings.
 pub(crate) const MARK: &str = "damaged";
 
 /// The findings in the mark on a folder; `None` if the folder has no mark. An unreadable mark counts as a mark.

@@ -36,8 +36,10 @@ pub(crate) struct Index {
     pub(crate) layers: HashMap<Digest, LayerRecord>,
     /// The number of times that the names were written. Of two names files, the one with the higher number is newer.
     generation: u64,
+    /// Whether the newest names on the disk are valid only for this boot.
     pub(crate) names_unsettled: bool,
     pub(crate) blobs: BTreeMap<Digest, u64>,
+    /// Only images that have a name. `names` has their names, too.
     pub(crate) damaged: BTreeMap<ImageId, DamagedImage>,
     pub(crate) marked: HashMap<Digest, Findings>,
     pub(crate) unfinished: Unfinished,
@@ -51,8 +53,10 @@ pub(crate) struct Unfinished {
     pub(crate) leases: HashMap<Digest, usize>,
     /// Partial content that has a writer, by file name. The flag stops a writer whose blob only serves a resumption.
     pub(crate) written: HashMap<String, Option<Arc<AtomicBool>>>,
+    /// File name → the number of the admitted pull that counts on this partial content.
     pub(crate) continued: HashMap<String, u64>,
     pub(crate) spares: HashMap<Digest, Spare>,
+    /// The views that receive the write errors of partial layers, by file name.
     pub(crate) partial_views: HashMap<String, Arc<SyncView>>,
 }
 
@@ -210,6 +214,7 @@ impl Index {
         Ok(index)
     }
 
+    /// The bytes of the next `names.json`; if `boot` is set, of the next `names.unsettled.json`.
     pub(crate) fn names_file(&mut self, boot: Option<&str>) -> Vec<u8> {
         self.generation += 1;
         checksum::seal(&NamesFile {
@@ -320,6 +325,7 @@ pub(crate) fn refuse_newer(root: &Path) -> Result<(), RuntimeError> {
     struct Versioned {
         version: serde_json::Number,
     }
+    // A damaged names file is reported later, when the names are loaded.
     let Ok(Versioned { version }) = read_json(&root.join("names.json")) else { return Ok(()) };
     if version.as_u64().is_some_and(|version| version <= NAMES_VERSION.into()) {
         return Ok(());
@@ -358,6 +364,7 @@ fn load_names(
     Ok((NamesFile { names: rebuilt.collect(), ..NamesFile::default() }, true))
 }
 
+/// The unsynced names, if they are of this boot and newer than `generation`. A damaged file counts as missing.
 fn load_unsettled(root: &Path, boot: Option<&str>, generation: u64) -> Option<NamesFile> {
     let file = read_json::<NamesFile>(&root.join(NAMES_UNSETTLED)).ok()?;
     let holds = file.version == NAMES_VERSION && file.boot.is_some() && file.boot.as_deref() == boot;

@@ -57,6 +57,7 @@ impl From<LayerEnd> for bool {
     }
 }
 
+/// The content of `layers/HEX/layer.json`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct LayerRecord {
     pub diff_id: Digest,
@@ -71,6 +72,7 @@ pub(crate) struct LayerRecord {
     /// The id of the only boot that may use the layer, because the layer is not synced; `None` if the layer is durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unsettled: Option<String>,
+    /// A sink's layer stays in `tmp/` until the sink takes it.
     #[serde(default, rename = "for_sink")]
     pub end: LayerEnd,
     /// Digests of the other files in the layer's folder.
@@ -125,6 +127,7 @@ fn usage_with(folder: &Path, known: Option<(&str, DiskUsage)>, record: &impl Ser
 
 pub(super) const SPARE_RECORD: &str = "spare.json";
 
+/// The content of `spare.json`, which is beside the `layer.json` of a spare layer.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct SpareRecord {
     /// Only this boot may use the layer, because the layer is not synced.

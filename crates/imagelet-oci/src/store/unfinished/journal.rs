@@ -52,6 +52,7 @@ pub(crate) enum JournalRecord {
 /// Appends to a journal. A failed write ends the journal, not the pull.
 #[derive(Default)]
 pub(crate) struct JournalWriter {
+    /// `None`: a write failed, so no later attempt can continue the layer.
     file: Option<File>,
     attempt: u32,
     /// The offset of this attempt's first chunk, until that chunk is written. The write truncates the journal to it.
@@ -237,6 +238,7 @@ impl JournalSummary {
 pub(crate) struct JournalReader(pub(super) File);
 
 impl JournalReader {
+    /// `None`: the end, or an incomplete chunk.
     pub(crate) fn next(&mut self) -> io::Result<Option<Vec<JournalRecord>>> {
         let mut head = [0; HEAD_LENGTH];
         let Some(Head { payload, .. }) = self.read(&mut head)?.then(|| Head::parse(&head)).flatten() else {

@@ -58,6 +58,7 @@ struct ResumeConditions {
     attempt: u32,
 }
 
+/// A layer that is being unpacked. Its folder stays for the next pull if this pull fails.
 pub(crate) struct PartialLayer {
     pub(crate) staging: Staging,
     pub(crate) journal: JournalWriter,
@@ -136,6 +137,7 @@ impl Store {
         Ok(Some(PartialLayer { staging: Staging { path: folder, partial: Some(guard) }, journal, resumed }))
     }
 
+    /// Zero while another pull writes the content.
     pub(crate) fn resumable_bytes(&self, key: &PartialKey, size: u64) -> ResumableBytes {
         let path = self.partial_path(key);
         if self.is_written(key) {
@@ -164,6 +166,7 @@ pub(in crate::store) fn partial_layer_size(folder: &Path) -> u64 {
     summary(folder).map_or(0, |summary| summary.plain)
 }
 
+/// A layer without a journal counts as old.
 pub(in crate::store) fn partial_layer_modified(folder: &Path) -> SystemTime {
     let journal = fs::metadata(folder.join(JOURNAL));
     journal.and_then(|journal| journal.modified()).unwrap_or(SystemTime::UNIX_EPOCH)

@@ -160,6 +160,7 @@ fn open_cold(path: &Path) -> io::Result<File> {
 
 /// Drops a file's page cache, because cached pages do not prove the disk's content. Pages mapped by a process stay.
 fn forget_cached(file: &File) {
+    // The call is a hint; file systems without a cache reject it.
     let _ = fadvise(file, 0, None, Advice::DontNeed);
 }
 

@@ -366,6 +366,7 @@ impl<'a> Writer<'a> {
         self.record(place, entry, &[])
     }
 
+    /// For an entry that must not or cannot be opened.
     fn set_metadata_at(
         &self,
         place: &Place,

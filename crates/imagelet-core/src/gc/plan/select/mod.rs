@@ -133,6 +133,7 @@ impl<'a> Field<'a> {
         if self.graph.is_none() && wanted.inodes > 0 { possible } else { wanted.at_most(possible) }
     }
 
+    /// Returns the removal order. All candidates together must free `wanted`.
     fn choose(&self, candidates: &[usize], wanted: Freed) -> Vec<(usize, Freed)> {
         let input = self.input;
         match (&self.graph, input.request.policy.order) {
@@ -144,6 +145,7 @@ impl<'a> Field<'a> {
                 let cover = choose(graph, images, wanted).unwrap_or_default();
                 let entries = |(image, frees): &(ImageId, Freed)| {
                     let at = &of_image[image];
+                    // An image has an entry per runtime handler. Only the removal of the last entry frees bytes.
                     let last = at.len() - 1;
                     let each = |(number, at): (usize, &usize)| {
                         (candidates[*at], if number == last { *frees } else { Freed::default() })

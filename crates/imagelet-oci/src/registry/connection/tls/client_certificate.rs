@@ -71,6 +71,7 @@ impl ResolvesClientCert for ClientCertificates {
     fn resolve(&self, authorities: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         let chosen = self.choose(authorities, schemes).map(|certificate| Arc::clone(&certificate.key));
         let request = if chosen.is_some() { CertificateRequest::Answered } else { CertificateRequest::Unanswered };
+        // Outside of a watched handshake, the request is not recorded.
         let _ = REQUEST.try_with(|cell| cell.set(Some(request)));
         chosen
     }
