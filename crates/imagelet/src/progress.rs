@@ -53,21 +53,21 @@ impl Screen {
         let image = printable(image);
         let known = Arc::new(Mutex::new(KnownSteps::default()));
         let line = match self {
-            Self::Quiet => return Shown { steps: no_steps(), _line: None },
+            Self::Quiet => return Shown { steps: no_steps(), line: None },
             Self::Lines => None,
             Self::Bars(screen) => {
                 let lines = tcgetwinsize(std::io::stderr()).ok().map(|size| size.ws_row);
                 let layers_max = if line_width.is_some() { 0 } else { layer_lines(lines) };
                 let columns = line_width.unwrap_or_else(|| image.chars().count()).min(NAME_COLUMNS);
-                let line = Arc::new(Mutex::new(PullLine::new(screen, in_columns(&image, columns))));
-                let (drawn, known) = (Arc::downgrade(&line), Arc::clone(&known));
+                let line = Arc::new(Mutex::new(Some(PullLine::new(screen, in_columns(&image, columns)))));
+                let (drawn, known) = (Arc::clone(&line), Arc::clone(&known));
                 tokio::spawn(async move {
                     let mut clock = tokio::time::interval(DRAW_EVERY);
-                    while let Some(line) = drawn.upgrade() {
-                        let pull = locked(&known).row(Instant::now());
-                        locked(&line).draw(&pull, layers_max);
-                        drop(line);
+                    loop {
                         clock.tick().await;
+                        let pull = locked(&known).row(Instant::now());
+                        let Some(line) = &mut *locked(&drawn) else { return };
+                        line.draw(&pull, layers_max);
                     }
                 });
                 Some(line)
@@ -82,7 +82,7 @@ impl Screen {
                 screen.say(&format!("{prefix}{text}"));
             }
         };
-        Shown { steps: Arc::new(steps), _line: line }
+        Shown { steps: Arc::new(steps), line }
     }
 
     pub(crate) fn say(&self, text: &str) {
@@ -100,8 +100,15 @@ fn draws_bars() -> bool {
 
 pub(crate) struct Shown {
     pub(crate) steps: Steps,
-    /// The line of the pull on a terminal. Dropping it removes the line, and ends the task that draws it.
-    _line: Option<Arc<Mutex<PullLine>>>,
+    /// The line of the pull on a terminal, until the drop.
+    line: Option<Arc<Mutex<Option<PullLine>>>>,
+}
+
+impl Drop for Shown {
+    /// Removes the line before the command prints its result, and ends the task that draws the line.
+    fn drop(&mut self) {
+        drop(self.line.as_ref().map(|line| locked(line).take()));
+    }
 }
 
 #[derive(Default)]

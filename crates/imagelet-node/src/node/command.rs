@@ -20,7 +20,7 @@ pub enum AnswerTime {
 #[async_trait]
 pub trait Command: Serialize + DeserializeOwned + Default + Send + Sync + 'static {
     const NAME: &'static str;
-    const TIME: AnswerTime = AnswerTime::Limited;
+    const TIME: AnswerTime;
     type Answer: Serialize + DeserializeOwned + Send;
 
     async fn run(self, node: &LocalNode, steps: Steps) -> Result<Self::Answer, Failure>;

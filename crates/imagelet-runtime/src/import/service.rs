@@ -211,8 +211,10 @@ impl ImportingImages {
     }
 
     async fn open(&self, runtime: &RuntimeInfo) -> Result<(), ForwardReason> {
+        // Other snapshotters are listed in any order, and only while they have snapshots.
+        let own = RuntimeInfo { places: runtime.place().cloned().into_iter().collect(), ..runtime.clone() };
         let _opening = self.opening.lock().await;
-        if locked(&self.shared).opened.as_ref() == Some(runtime) {
+        if locked(&self.shared).opened.as_ref() == Some(&own) {
             return Ok(());
         }
         locked(&self.shared).opened = None;
@@ -221,7 +223,7 @@ impl ImportingImages {
             let socket = self.site.socket().display();
             Err(ForwardReason::ApiAway(format!("it did not open at `{socket}` within {} s", OPEN_MAX.as_secs())))
         })?;
-        locked(&self.shared).opened = Some(runtime.clone());
+        locked(&self.shared).opened = Some(own);
         Ok(())
     }
 

@@ -171,7 +171,10 @@ fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
         let (name, inline) = flag.split_once('=').map_or((flag, None), |(name, value)| (name, Some(value)));
         let mut value = || inline.or_else(|| arguments.next()).unwrap_or_default().to_owned();
         match name {
-            "config-dir" => kubelet.config_dir = Some(PathBuf::from(value())).filter(|path| path.is_absolute()),
+            "config-dir" => {
+                kubelet.config_dir = Some(PathBuf::from(value()))
+                    .filter(|path| path.is_absolute() && !path.to_string_lossy().contains('\u{fffd}'))
+            }
             "image-service-endpoint" => kubelet.image_endpoint_flag = Some(value()).filter(|value| !value.is_empty()),
             _ => {}
         }

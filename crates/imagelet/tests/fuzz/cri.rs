@@ -107,7 +107,7 @@ fn listed_images(bytes: &[u8]) -> Option<(Vec<Image>, Vec<Vec<u8>>)> {
     let images = v1::ListImagesResponse::decode(bytes).ok()?.images;
     let images: Vec<Image> = images.into_iter().map(fuzzing::image_from_wire).collect();
     let listing: Listing = images.iter().cloned().map(Arc::new).collect();
-    let batches = fuzzing::batches(&listing).map(|images| v1::ListImagesResponse { images }.encode_to_vec());
+    let batches = fuzzing::batches(listing).map(|images| v1::ListImagesResponse { images }.encode_to_vec());
     Some((images, batches.collect()))
 }
 

@@ -72,7 +72,7 @@ async fn overview(State(Daemon { node, .. }): State<Daemon>) -> Html<String> {
         backend: backend(&node).to_owned(),
         disk: or_problem(disk, &mut problems),
         images: or_problem(images, &mut problems),
-        queue: Some(node.pulls.queue()),
+        queue: node.pulls.queue(),
         decisions: or_problem(decisions, &mut problems).map(|it| it.decisions),
         problems,
     };

@@ -21,10 +21,10 @@ const IMAGES_MAX: usize = 200;
 #[derive(Debug, Default)]
 pub(super) struct Overview {
     pub(super) backend: String,
-    /// `None` in this field and the next three: the request for the section failed, and `problems` has the reason.
+    pub(super) queue: Queue,
+    /// `None` in this field and the next two: the request for the section failed, and `problems` has the reason.
     pub(super) disk: Option<Disk>,
     pub(super) images: Option<Vec<ImageRow>>,
-    pub(super) queue: Option<Queue>,
     pub(super) decisions: Option<Vec<DecisionRow>>,
     pub(super) problems: Vec<String>,
 }
@@ -69,8 +69,8 @@ pub(super) fn overview(model: &Overview, now: Timestamp) -> String {
         (section("pulls", "Pulls", &pulls()))
         (section("images", "Images", &known(model.images.as_ref(), |rows| images(rows, now))))
         (section("decisions", "Last decisions", &known(model.decisions.as_ref(), |rows| decisions(rows, now))))
-        (section("waits", "Waits", &known(model.queue.as_ref(), waits)))
-        (section("registries", "Registries", &known(model.queue.as_ref(), registries)))
+        (section("waits", "Waits", &waits(&model.queue)))
+        (section("registries", "Registries", &registries(&model.queue)))
     };
     page("Overview", &model.backend, &content)
 }
@@ -269,7 +269,6 @@ mod tests {
         let empty = Overview {
             disk: Some(Disk::default()),
             images: Some(Vec::new()),
-            queue: Some(Queue::default()),
             decisions: Some(Vec::new()),
             ..Overview::default()
         };
@@ -305,7 +304,7 @@ mod tests {
                 size: 5_000_000,
                 ..ImageRow::default()
             }]),
-            queue: Some(Queue {
+            queue: Queue {
                 pulls: vec![PullRow {
                     image: "r.example/b:v1".into(),
                     state: "waiting-for-rate".into(),
@@ -319,7 +318,7 @@ mod tests {
                     class: "registry-unreachable".into(),
                     ..OpenCircuitRow::default()
                 }],
-            }),
+            },
             decisions: Some(vec![DecisionRow {
                 id: "sha256:cd".into(),
                 happening: WhyHappening {

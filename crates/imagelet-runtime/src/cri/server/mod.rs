@@ -212,7 +212,7 @@ impl ImageServer {
             let filter = convert::filter_from_wire(request.filter);
             let images = traced("StreamImages", &metadata, self.list(filter.as_ref())).await?;
             // A batch is created after the previous batch was sent, so a closed connection ends the work.
-            let batches = stream::iter(batches(&images).map(|images| Ok(v1::ListImagesResponse { images })));
+            let batches = stream::iter(batches(images).map(|images| Ok(v1::ListImagesResponse { images })));
             Ok(Response::new(batches))
         });
         grpc::<v1::ListImagesResponse, v1::ListImagesRequest>().server_streaming(service, request).await
@@ -282,14 +282,16 @@ fn fitting(mut response: v1::ListImagesResponse) -> v1::ListImagesResponse {
 }
 
 /// The images sorted by id, so that equal stores return equal lists.
-fn to_wire(listing: &Listing) -> Vec<v1::Image> {
-    let images = listing.iter().map(|image| convert::image_to_wire(Image::clone(image)));
+fn to_wire(listing: Listing) -> Vec<v1::Image> {
+    let images = listing.to_vec();
+    drop(listing);
+    let images = images.into_iter().map(|image| convert::image_to_wire(Arc::unwrap_or_clone(image)));
     let mut images: Vec<v1::Image> = images.collect();
     images.sort_by(|one, other| one.id.cmp(&other.id));
     images
 }
 
-pub fn batches(listing: &Listing) -> impl Iterator<Item = Vec<v1::Image>> + use<> {
+pub fn batches(listing: Listing) -> impl Iterator<Item = Vec<v1::Image>> {
     let mut images = to_wire(listing).into_iter().peekable();
     std::iter::from_fn(move || Some(next_batch(&mut images)).filter(|batch| !batch.is_empty()))
 }

@@ -1,6 +1,6 @@
 //! Stories of pulls beside a scripted runtime, with imports that end as each story sets them.
 
-use crate::cri::SnapshotterPlace;
+use crate::cri::{RuntimeConfiguration, SnapshotterPlace};
 use imagelet_oci::ImportStage;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -20,6 +20,8 @@ struct Node {
     runtime: FakeRuntime,
     name: &'static str,
     version: Mutex<&'static str>,
+    /// The snapshotters that the next surveys report.
+    snapshotters: Mutex<Vec<&'static str>>,
     /// What the next imports find the manifest to be.
     is_artifact: AtomicBool,
     /// What the next imports end with.
@@ -53,9 +55,12 @@ impl ImportSite for Node {
             Some((kind, message)) => return Err(RuntimeError::new(kind, message)),
             None => {}
         }
-        let place = SnapshotterPlace { root: "/c".into(), snapshotter: "overlayfs".into() };
+        let place = |name: &&str| SnapshotterPlace { root: "/c".into(), snapshotter: (*name).into() };
+        let places = self.snapshotters.lock().unwrap().iter().map(place).collect();
         let version = (*self.version.lock().unwrap()).to_owned();
-        Ok(RuntimeInfo { name: self.name.into(), version, places: vec![place], ..RuntimeInfo::default() })
+        let configuration =
+            RuntimeConfiguration { snapshotter: Some("overlayfs".into()), ..RuntimeConfiguration::default() };
+        Ok(RuntimeInfo { name: self.name.into(), version, places, configuration })
     }
 
     fn socket(&self) -> &Path {
@@ -109,6 +114,7 @@ impl Node {
             runtime,
             name,
             version: Mutex::new("1.7.24"),
+            snapshotters: Mutex::new(vec!["overlayfs"]),
             is_artifact: AtomicBool::new(false),
             failure: Mutex::default(),
             refusal: Mutex::default(),
@@ -345,6 +351,12 @@ async fn a_runtime_that_comes_and_changes_is_found_by_the_next_pull() {
         pull(&images).await.expect("it is imported");
     }
     assert_eq!((node.imports(), node.opened.swap(0, Ordering::SeqCst)), (3, 1), "a site is opened once");
+    for others in [vec!["overlayfs", "nydus", "devmapper"], vec!["devmapper", "overlayfs"], vec!["overlayfs"]] {
+        *node.snapshotters.lock().unwrap() = others;
+        images.standing().await;
+        pull(&images).await.expect("it is imported");
+    }
+    assert_eq!(node.opened.load(Ordering::SeqCst), 0, "other snapshotters come and go");
     *node.version.lock().unwrap() = "2.1.9";
     pull(&images).await.expect("it is imported");
     assert_eq!(node.opened.swap(0, Ordering::SeqCst), 1, "a new version is another site");
