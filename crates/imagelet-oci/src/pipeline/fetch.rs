@@ -4,7 +4,7 @@
 //! whole file is moved into its layer, so its bytes are written once.
 
 use std::{
-    io,
+    io::{self, Read as _},
     pin::pin,
     sync::{
         Arc,
@@ -14,7 +14,6 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use futures_util::StreamExt as _;
 use imagelet_core::{
     error::{ErrorClass, Fault, RuntimeError, RuntimeErrorKind, Stage},
     hold::{CHECK_PERIOD, SharedThing},
@@ -22,12 +21,11 @@ use imagelet_core::{
     ports::{LayerState, Progress, PullEvent},
 };
 use tokio::{
-    io::AsyncReadExt as _,
     sync::mpsc,
     task::JoinHandle,
     time::{Instant, timeout},
 };
-use tokio_util::io::ReaderStream;
+
 use twox_hash::xxhash3_128::Hasher;
 
 use super::{
@@ -45,6 +43,7 @@ use crate::{
 
 const PROGRESS_STEP: u64 = 1 << 20;
 const PIECE_SIZE: usize = 256 << 10;
+const PIECES_QUEUED: usize = 2;
 /// Frames in the queue of the copy. A frame is at most as large as the transport's read buffer.
 const COPIES_QUEUED: usize = 16;
 /// A layer that waits longer for memory closes its connections.
@@ -159,23 +158,18 @@ impl LayerAttempt<'_> {
         if let Some(kept) = on_disk {
             let copies = !kept.is_in_copy;
             let _recheck = report_recheck(&blob.digest, self.progress);
-            let unread = |error: io::Error| {
-                let message = format!("could not read what is here of blob `{}`", blob.digest);
-                RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
-            };
-            let file = tokio::fs::File::from_std(kept.file).take(kept.length);
-            let mut replayed = ReaderStream::with_capacity(file, PIECE_SIZE);
-            while let Some(bytes) = replayed.next().await {
-                let bytes = bytes.map_err(unread)?;
+            let mut replayed = replay(kept);
+            while let Some(bytes) = replayed.recv().await {
+                let bytes = bytes.map_err(|error| {
+                    let message = format!("could not read what is here of blob `{}`", blob.digest);
+                    RuntimeError::new(RuntimeErrorKind::Corrupt, message).caused_by(error)
+                })?;
                 intake.from_disk += bytes.len() as u64;
                 match self.passed(&mut intake, bytes, copies, None).await {
                     Some(true) => {}
                     Some(false) => return Ok(Fetched::Unread),
                     None => return Ok(Fetched::GaveWay),
                 }
-            }
-            if intake.from_disk < offset {
-                return Err(unread(io::ErrorKind::UnexpectedEof.into()));
             }
             tracing::debug!(blob = %blob.digest, offset, "resuming a partial blob");
         }
@@ -441,4 +435,24 @@ impl Intake {
             state: LayerState::Fetching { received: ByteSize(self.reported) },
         });
     }
+}
+
+/// Reads a file on a separate thread. Fewer than `kept.length` bytes are an error.
+fn replay(kept: KeptBytes) -> mpsc::Receiver<io::Result<Bytes>> {
+    let (sender, receiver) = mpsc::channel(PIECES_QUEUED);
+    tokio::task::spawn_blocking(move || {
+        let KeptBytes { mut file, length, .. } = kept;
+        let mut left = length;
+        while left > 0 {
+            let size = left.min(PIECE_SIZE as u64);
+            let mut piece = vec![0; usize::try_from(size).unwrap_or(PIECE_SIZE)];
+            let read = file.read_exact(&mut piece).map(|()| Bytes::from(piece));
+            let failed = read.is_err();
+            if sender.blocking_send(read).is_err() || failed {
+                return;
+            }
+            left -= size;
+        }
+    });
+    receiver
 }
