@@ -92,8 +92,8 @@ impl Engine {
         digest: &Digest,
         session: Option<&PullSession>,
     ) -> Result<Read, RuntimeError> {
-        match (self.document_here(&record.image_id(), name, digest).await, session) {
-            (Some(read), _) => Ok(read),
+        match (self.kept(&record.image_id(), name, digest).await, session) {
+            (Some(bytes), _) => self.read_document(digest.clone(), bytes).await,
             (None, Some(session)) => {
                 session.fetch_manifest(session.reference().with_digest(digest.clone()), None).await
             }
@@ -103,9 +103,13 @@ impl Engine {
 
     async fn document_here(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Read> {
         let bytes = self.kept(id, name, digest).await?;
-        let (read, media_type) = ManifestDocument::parse_named(&bytes, "").ok()?;
-        let bytes = self.on_disk(move |store| DocumentBytes::of(bytes.into(), store)).await.ok()?;
-        Some((ImageDocument { digest: digest.clone(), media_type, bytes }, read))
+        self.read_document(digest.clone(), bytes).await.ok()
+    }
+
+    async fn read_document(&self, digest: Digest, bytes: Vec<u8>) -> Result<Read, RuntimeError> {
+        let (read, media_type) = ManifestDocument::parse_named(&bytes, "")?;
+        let bytes = self.on_disk(move |store| DocumentBytes::of(bytes.into(), store)).await?;
+        Ok((ImageDocument { digest, media_type, bytes }, read))
     }
 
     pub(super) async fn kept(&self, id: &ImageId, name: &'static str, digest: &Digest) -> Option<Vec<u8>> {

@@ -21,9 +21,10 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(600);
 /// The pause after an early sync. `synced` is the duration of this sync, and `produced` the time in which pulls wrote
 /// its data. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the next sync
 /// follows at once. Otherwise each pause is twice the previous pause: a slow disk is then busy early, even if the first
-/// sync found nothing to write. On a disk with a high but constant latency, the pauses stay.
+/// sync found nothing to write. `previous` is the last pause that was not skipped. On a disk with a high but constant
+/// latency, the pauses stay.
 fn pause(produced: Duration, synced: Duration, previous: Duration) -> Duration {
-    if synced > produced { Duration::ZERO } else { (previous.max(FIRST_SYNC) * 2).min(LONGEST_PAUSE) }
+    if synced > produced { Duration::ZERO } else { (previous * 2).min(LONGEST_PAUSE) }
 }
 
 impl Engine {
@@ -55,19 +56,22 @@ impl Engine {
 }
 
 async fn sync_periodically(root: &Path) {
-    let (mut since, mut wait) = (Instant::now(), FIRST_SYNC);
+    let (mut since, mut wait, mut previous) = (Instant::now(), FIRST_SYNC, FIRST_SYNC);
     loop {
         tokio::time::sleep(wait).await;
         let (root, begun) = (root.to_owned(), Instant::now());
         let synced = tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await;
         wait = match synced.unwrap_or_else(|error| Err(error.into())) {
-            Ok(()) => pause(begun - since, begun.elapsed(), wait),
+            Ok(()) => pause(begun - since, begun.elapsed(), previous),
             Err(error) => {
                 tracing::debug!(%error, "an early sync failed; the pull reports it");
                 LONGEST_PAUSE
             }
         };
         since = begun;
+        if !wait.is_zero() {
+            previous = wait;
+        }
     }
 }
 
@@ -82,8 +86,8 @@ mod tests {
             (50, 5, 50, 100),
             (105, 5, 100, 200),
             (50, 80, 50, 0),
-            (80, 200, 0, 0),
-            (200, 150, 0, 100),
+            (80, 200, 200, 0),
+            (200, 150, 200, 400),
             (40, 40, 400, 600),
             (700, 120, 600, 600),
         ] {

@@ -222,22 +222,24 @@ impl Store {
         }
     }
 
-    pub(crate) fn trim_spares(&self) -> Result<(), RuntimeError> {
-        self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
-        self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)
+    /// Moves the spares beyond the limits of age and size to the trash. Returns whether there were any.
+    pub(crate) fn trim_spares(&self) -> Result<bool, RuntimeError> {
+        let own = self.discard_spares(LayerEnd::Store, self.resume_for, u64::MAX)?;
+        Ok(self.discard_spares(LayerEnd::Sink, self.resume_for.min(SINK_AGE_MAX), SINK_BYTES_MAX)? || own)
     }
 
-    fn discard_spares(&self, end: LayerEnd, age_max: Duration, bytes_max: u64) -> Result<(), RuntimeError> {
+    fn discard_spares(&self, end: LayerEnd, age_max: Duration, bytes_max: u64) -> Result<bool, RuntimeError> {
         self.check_writable()?;
         let mut index = self.index();
         let spares = index.unused_spares().filter(|spare| spare.record.end == end);
         let spares = spares.map(|spare| (spare.record.diff_id.clone(), spare.record.disk_bytes, spare.since)).collect();
-        for diff_id in surplus(spares, age_max, bytes_max, SystemTime::now()) {
-            if let Some(spare) = index.unfinished.spares.remove(&diff_id) {
+        let surplus = surplus(spares, age_max, bytes_max, SystemTime::now());
+        for diff_id in &surplus {
+            if let Some(spare) = index.unfinished.spares.remove(diff_id) {
                 self.move_to_trash(&spare.folder)?;
             }
         }
-        Ok(())
+        Ok(!surplus.is_empty())
     }
 
     pub(crate) fn staged_bytes(&self) -> u64 {

@@ -15,7 +15,6 @@ use super::{
     could_not,
     files::durable::remove_tree,
     index::{Spare, load::digest_named},
-    record::hex,
     resumption::is_outdated,
 };
 use crate::overlay::OverlayFolder;
@@ -82,7 +81,10 @@ impl Store {
                 fs::read_dir(&folder).map(|files| files.filter_map(Result::ok).map(|file| file.path()).collect());
             unknown.extend(files.unwrap_or_else(|_| vec![folder]).into_iter().filter(|path| !blobs.contains(path)));
         }
-        let images: HashSet<String> = index.images.keys().chain(index.damaged.keys()).map(hex).collect();
+        // An image's id is a digest, whose hex digits are the name of its folder.
+        let ids = index.images.keys().chain(index.damaged.keys());
+        let images: HashSet<&str> =
+            ids.filter_map(|id| id.as_str().split_once(':')).map(|(_, digits)| digits).collect();
         unknown.extend(self.unknown_folders("images", |name| images.contains(name))?);
         let moved: Vec<_> = unknown.iter().map(|path| self.move_to_trash(path)).collect();
         failpoint!("store.discarded");

@@ -107,7 +107,7 @@ impl Engine {
             loop {
                 tokio::time::sleep(SPARES_PERIOD).await;
                 let Some(store) = store.upgrade() else { return };
-                let trimmed = blocking(move || store.trim_spares().and_then(|()| store.empty_trash()));
+                let trimmed = blocking(move || if store.trim_spares()? { store.empty_trash() } else { Ok(()) });
                 if let Err(error) = trimmed.await {
                     tracing::warn!(error = error.chain(), "could not remove layers that no import came back for");
                 }

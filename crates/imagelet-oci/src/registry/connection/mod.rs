@@ -47,8 +47,11 @@ pub(crate) enum ConnectError {
     Tls(#[source] io::Error),
     #[error("TLS was not set up within {} s", .0.as_secs_f32())]
     TlsLate(Duration),
+    /// A rule of the configuration is invalid, so no proxy was asked.
     #[error("{0}")]
     BadProxy(String),
+    #[error("{0}")]
+    TunnelRefused(String),
     #[error("proxy `{proxy}` cannot be reached")]
     ProxyAway { proxy: String, source: Box<ConnectError> },
     #[error("proxy `{proxy}` does not connect to `{host}`")]

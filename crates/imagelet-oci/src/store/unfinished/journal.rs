@@ -31,8 +31,8 @@ const ZSTD_LEVEL: i32 = 1;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum StreamFormat {
-    Plain,
-    Gzip,
+    Plain = 1,
+    Gzip = 2,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -167,7 +167,7 @@ fn encode_chunk(
     let records = postcard::to_stdvec(records).map_err(io::Error::other)?;
     let bytes = zstd::bulk::compress(&records, ZSTD_LEVEL)?;
     let payload = u32::try_from(bytes.len()).map_err(io::Error::other)?;
-    let format = checkpoint.map_or(0, |checkpoint| 1 + checkpoint.format as u8);
+    let format = checkpoint.map_or(0, |checkpoint| checkpoint.format as u8);
     let head = Head { payload, attempt, plain, packed: checkpoint.map_or(0, |checkpoint| checkpoint.packed), format };
     let mut chunk = postcard::to_stdvec(&head).map_err(io::Error::other)?;
     chunk.extend(bytes);
@@ -290,6 +290,17 @@ mod tests {
         journal.announce(checkpoint(95, 26));
         journal.add_content(b"b", 9);
         journal.add_bytes(b"tail");
+    }
+
+    #[test]
+    fn the_head_of_a_chunk_has_its_numbers_in_this_order() {
+        let head = |format| {
+            let checkpoint = Some(Checkpoint { packed: 0x0403, plain: 9, format });
+            encode_chunk(7, 0x0201, checkpoint, &[]).unwrap()[4..HEAD_LENGTH].to_vec()
+        };
+        let numbers = [7, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0, 0, 0, 0, 0];
+        assert_eq!(head(StreamFormat::Plain), [&numbers[..], &[1]].concat());
+        assert_eq!(head(StreamFormat::Gzip), [&numbers[..], &[2]].concat());
     }
 
     #[test]

@@ -116,7 +116,11 @@ impl TreeCheck<'_> {
                 FileEntryKind::File { size: length, content: 0 }
             }
             FileType::RegularFile => match rustix::fs::openat(parent, name, FILE, Mode::empty()) {
-                Ok(file) => self.regular(&File::from(file), length, listed)?,
+                Ok(file) => {
+                    let file = File::from(file);
+                    let kind = self.regular(&file, length, listed)?;
+                    return Ok(FileEntry::of(stat, kind, xattrs_of(&file)?));
+                }
                 // Without root privileges, a file whose mode forbids its owner to read it is skipped.
                 Err(Errno::ACCESS) if stat.st_mode & 0o400 == 0 => {
                     self.check.unread += 1;

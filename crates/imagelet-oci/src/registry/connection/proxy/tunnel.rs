@@ -39,7 +39,7 @@ async fn http_tunnel(
     let (mut sender, connection) = handshake.await.map_err(broken)?;
     let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
     let request = Request::connect(host).header(header::HOST, host).body(Empty::<Bytes>::new());
-    let mut request = request.map_err(|_| ConnectError::BadProxy("the name of the host is not valid".to_owned()))?;
+    let mut request = request.map_err(|_| ConnectError::TunnelRefused("the name of the host is not valid".to_owned()))?;
     if let Some(authorization) = proxy.authorization.clone() {
         request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
     }
@@ -57,7 +57,7 @@ async fn socks_tunnel(
     stream: RegistryConnection,
     host: &str,
 ) -> Result<RegistryConnection, ConnectError> {
-    let problem = |problem: &dyn std::fmt::Display| ConnectError::BadProxy(problem.to_string());
+    let problem = |problem: &dyn std::fmt::Display| ConnectError::TunnelRefused(problem.to_string());
     let uri = |authority: &str| format!("socks5://{authority}/").parse::<Uri>().map_err(|error| problem(&error));
     // The SOCKS client calls its connector once, to reach the proxy. The connector returns the existing connection.
     let mut stream = Some(TokioIo::new(stream));
