@@ -41,10 +41,10 @@ pub(crate) fn innermost(status: &Status) -> Option<&(dyn Error + 'static)> {
 }
 
 pub(crate) trait Query: Message + 'static {}
-impl<M: Message + 'static> Query for M {}
+impl<T: Message + 'static> Query for T {}
 
 pub(crate) trait Reply: Message + Default + 'static {}
-impl<M: Message + Default + 'static> Reply for M {}
+impl<T: Message + Default + 'static> Reply for T {}
 
 pub(crate) async fn ready(channel: Channel) -> Result<Grpc<Channel>, Status> {
     let mut grpc = Grpc::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX);

@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(super) struct Pruning {
     pub(super) records: Arc<PullRecords>,
-    /// On: the first empty image list is trusted, as for the embedded store. Off: only the second is trusted.
+    /// On: the first empty image list is trusted, as for the embedded store. Off: only a second empty list is trusted.
     pub(super) trusts_empty_list: bool,
     pub(super) found_none: AtomicBool,
 }
@@ -47,12 +47,17 @@ impl ImageGc {
             return;
         }
         let present: BTreeSet<ImageId> = present.iter().cloned().collect();
-        let (pruned, failures) = pruning.records.on_disk(move |records| records.prune(&present, &mark)).await;
-        for error in failures {
-            tracing::warn!(error = error_chain(&error), "could not remove the pull record of an absent image");
-        }
-        if pruned > 0 {
-            tracing::info!(pruned, "removed the pull records of absent images");
+        let records = Arc::clone(&pruning.records);
+        match tokio::task::spawn_blocking(move || records.prune(&present, &mark)).await {
+            Ok((pruned, failures)) => {
+                for error in failures {
+                    tracing::warn!(error = error_chain(&error), "could not remove the pull record of an absent image");
+                }
+                if pruned > 0 {
+                    tracing::info!(pruned, "removed the pull records of absent images");
+                }
+            }
+            Err(error) => tracing::error!(%error, "could not prune pull records"),
         }
         self.resolve_open_intents().await;
     }
@@ -60,11 +65,12 @@ impl ImageGc {
     /// Records which of the listed images are preloaded. The mark must be older than the listing.
     pub(super) async fn remember_preloaded(&self, listed: &[Arc<ImageEntry>], mark: PruneMark) {
         let Some(pruning) = &self.pruning else { return };
-        let listed = listed.to_vec();
-        let remember =
-            move |records: &Arc<PullRecords>| records.remember_preloaded(listed.iter().map(|it| &*it.image), &mark);
-        if let Err(error) = pruning.records.on_disk(remember).await {
-            tracing::warn!(error = error_chain(&error), "could not remember the preloaded images");
+        let (records, listed) = (Arc::clone(&pruning.records), listed.to_vec());
+        let remember = move || records.remember_preloaded(listed.iter().map(|entry| &*entry.image), &mark);
+        match tokio::task::spawn_blocking(remember).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(error = error_chain(&error), "could not remember the preloaded images"),
+            Err(error) => tracing::error!(%error, "could not remember the preloaded images"),
         }
     }
 
@@ -78,10 +84,12 @@ impl ImageGc {
                 return;
             }
         };
-        let (now, absent) = (SystemTime::now(), Absent::RemovedAfterChecks);
-        let resolved = pruning.records.on_disk(move |records| records.resolve_open_intents(&images, now, absent)).await;
-        if let Err(error) = resolved {
-            tracing::warn!(error = error_chain(&error), "could not resolve interrupted pulls");
+        let records = Arc::clone(&pruning.records);
+        let resolve = move || records.resolve_open_intents(&images, SystemTime::now(), Absent::RemovedAfterChecks);
+        match tokio::task::spawn_blocking(resolve).await {
+            Ok(Ok(_)) => {}
+            Ok(Err(error)) => tracing::warn!(error = error_chain(&error), "could not resolve interrupted pulls"),
+            Err(error) => tracing::error!(%error, "could not resolve interrupted pulls"),
         }
     }
 }

@@ -45,7 +45,9 @@ impl ReferenceError {
         let is_scheme = |scheme: &str| scheme.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
         let url = text.split_once("://").filter(|(scheme, _)| !scheme.is_empty() && is_scheme(scheme));
         let of_url = url.map(|(scheme, rest)| {
-            let name = rest.parse::<Reference>().map(|_| format!(": {rest}")).unwrap_or_default();
+            // A reference has no `://`. Without this check, each scheme of `a://a://…` would be one more recursion.
+            let is_name = !rest.contains("://") && rest.parse::<Reference>().is_ok();
+            let name = if is_name { format!(": {rest}") } else { String::new() };
             format!("a name has no scheme; leave out `{scheme}://`{name}")
         });
         let place = text.split_once(':').map(|(scheme, _)| scheme).filter(|scheme| PLACES.contains(scheme));
@@ -171,9 +173,10 @@ pub fn trim_tag_and_digest(text: &str) -> Result<&str, ReferenceError> {
     Parts::parse(text, "").map(|parts| parts.name)
 }
 
-/// The parts of a name with a domain. `None` for other texts. Does not allocate.
+/// The parts of a name with a domain. `None` for other texts. A valid name is not copied.
 pub(super) fn parts_of_full_name(text: &str) -> Option<Parts<'_>> {
     let Ok(Cow::Borrowed(full)) = full_name(text) else { return None };
+    Parts::cut(full)?;
     Parts::parse(full, "").ok()
 }
 
@@ -335,6 +338,13 @@ mod tests {
             assert!(!found.unwrap_or_default().contains("pw"), "{text}: {found:?}");
             assert_eq!(default_tag(text).expect_err(text), error, "{text}");
         }
+    }
+
+    #[test]
+    fn many_schemes_before_a_name_do_not_exhaust_the_stack() {
+        let text = format!("{}app:v1", "a://".repeat(100_000));
+        let error = text.parse::<Reference>().expect_err("it has a scheme");
+        assert_eq!(error.hint(), Some("a name has no scheme; leave out `a://`"));
     }
 
     #[test]

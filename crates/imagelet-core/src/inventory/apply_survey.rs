@@ -19,7 +19,7 @@ impl InventoryState {
     /// Applies a survey. `asked_at` is the time before its listings, `wall` the time after them (`docs/spec/gc.md §5`).
     pub(super) fn apply(
         &mut self,
-        mut survey: Survey,
+        survey: Survey,
         asked_at: SystemTime,
         wall: SystemTime,
         leases: &mut Leases,
@@ -36,7 +36,7 @@ impl InventoryState {
             is_doubtful: !survey.missing_are_gone,
         };
         let (users, sandboxes) = users(&survey, |id| !self.mounts.contains_key(id));
-        let images = by_key(std::mem::take(&mut survey.images).to_vec());
+        let images = by_key(&survey.images);
         let containers = survey.runtime_containers();
         self.watch.advance(containers, now, wall);
         let changed = self.memory.apply(&images, &users, &pass);
@@ -87,10 +87,10 @@ impl InventoryState {
 }
 
 /// Sorts images by key. Of several images with the same key, keeps only the last.
-fn by_key(images: Vec<Arc<Image>>) -> Vec<Arc<Image>> {
+fn by_key(images: &[Arc<Image>]) -> Vec<Arc<Image>> {
     // The first bytes of the id are stored beside the image, because most comparisons need only these bytes.
     let mut keyed: Vec<(u128, Arc<Image>)> =
-        images.into_iter().map(|image| (head(image.id.as_bytes()), image)).collect();
+        images.iter().map(|image| (head(image.id.as_bytes()), Arc::clone(image))).collect();
     let order = |one: &(u128, Arc<Image>), other: &(u128, Arc<Image>)| {
         one.0.cmp(&other.0).then_with(|| in_order_of_keys(&one.1, &other.1))
     };
@@ -139,7 +139,7 @@ mod tests {
             let plainly: std::collections::BTreeMap<ImageKey, u64> =
                 images.iter().map(|image| (image.key(), image.size.0)).collect();
             let sorted: Vec<(ImageKey, u64)> =
-                by_key(images).iter().map(|image| (image.key(), image.size.0)).collect();
+                by_key(&images).iter().map(|image| (image.key(), image.size.0)).collect();
             prop_assert_eq!(sorted, plainly.into_iter().collect::<Vec<_>>());
         }
     }

@@ -34,14 +34,13 @@ impl Inventory {
             return kept;
         }
         let mut images = match self.runtime.list(None).await {
-            Ok(images) => images.to_vec(),
+            Ok(images) => images,
             Err(error) => {
                 tracing::info!(err = error.chain(), "Failed to update image list");
                 return kept;
             }
         };
-        sort_for_status(&mut images);
-        let images: Arc<[Arc<Image>]> = images.into();
+        sort_for_status(Arc::make_mut(&mut images));
         *locked(&self.cache) = (Some(Instant::now()), Arc::clone(&images));
         images
     }

@@ -41,16 +41,16 @@ impl Inventory {
             state.snapshot.as_ref().filter(|_| is_recent).map_or(0, |seen| seen.containers)
         };
         let users = self.users_of(&Arc::new(image.clone()), pods, containers).await?;
-        Ok(if users.is_empty() { Ok(removal) } else { Err(users) })
+        Ok(users.map_or(Ok(removal), Err))
     }
 
-    /// The users of an image in these pods. `containers`: the number of containers in an earlier list.
+    /// The users of an image in these pods, or `None` if it is unused. `containers`: their number in an earlier list.
     async fn users_of(
         &self,
         image: &Arc<Image>,
         pods: Vec<Pod>,
         containers: usize,
-    ) -> Result<Vec<String>, InventoryError> {
+    ) -> Result<Option<Vec<String>>, InventoryError> {
         let mounts = self.mounts(&pods).await?;
         let sandboxes = self.sandbox_images(&pods).await?;
         let images = [Arc::clone(image)].into_iter().collect();
@@ -58,7 +58,7 @@ impl Inventory {
         if containers > 0 && survey.runtime_containers() == 0 {
             return Err(InventoryError::ContainersVanished);
         }
-        Ok(users(&survey, |_| false).0.remove(&image.key()).unwrap_or_default().by)
+        Ok(users(&survey, |_| false).0.remove(&image.key()).map(|users| users.by))
     }
 
     /// Checks an entry of a snapshot again: against the runtime, the pins and the leases. The snapshot has `containers`
@@ -77,8 +77,7 @@ impl Inventory {
         };
         // Tags may have moved since the snapshot, so both the old and the new names are checked.
         let image = Arc::new(merged(&entry.image, found));
-        let users = self.users_of(&image, pods, containers).await?;
-        if !users.is_empty() {
+        if let Some(users) = self.users_of(&image, pods, containers).await? {
             return Ok(Err(Reason::InUse(users)));
         }
         self.reload_pins().await;

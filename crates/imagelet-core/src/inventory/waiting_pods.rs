@@ -3,7 +3,7 @@
 //! start, every image is leased, at most for the duration of a lease.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -32,7 +32,7 @@ pub(crate) struct PodLeases {
     by_digest: HashMap<String, Vec<Arc<str>>>,
     /// For each name in `by_name`: the part after the last slash, with and without `:latest`.
     tails: HashSet<String>,
-    by_prefix: Vec<(PinPattern, Arc<str>)>,
+    by_prefix: BTreeMap<String, (PinPattern, Vec<Arc<str>>)>,
 }
 
 impl PodLeases {
@@ -50,7 +50,10 @@ impl PodLeases {
                     leases.by_name.entry(name.clone()).or_default().push(pod);
                 }
                 Form::Content(digits) => leases.by_digest.entry(digits.clone()).or_default().push(pod),
-                Form::Glob(_) | Form::Digits(..) => leases.by_prefix.push((pattern, pod)),
+                Form::Glob(_) | Form::Digits(..) => {
+                    let named = leases.by_prefix.entry(name.trim().to_owned());
+                    named.or_insert_with(|| (pattern, Vec::new())).1.push(pod);
+                }
             }
         }
         leases
@@ -68,8 +71,8 @@ impl PodLeases {
         let digests = digests.chain([bare_id(image.id.as_str())]);
         let by_digest = digests.filter_map(|digits| self.by_digest.get(digits));
         let by_name = image.tags.iter().chain(&image.digests).filter_map(|name| self.called(name));
-        let by_prefix = self.by_prefix.iter().filter(|(pattern, _)| pattern.matches(image)).map(|(_, pod)| pod);
-        let pods = by_digest.chain(by_name).flatten().chain(by_prefix);
+        let by_prefix = self.by_prefix.values().filter(|(pattern, _)| pattern.matches(image)).map(|(_, pods)| pods);
+        let pods = by_digest.chain(by_name).chain(by_prefix).flatten();
         let mut pods: Vec<String> = pods.map(ToString::to_string).collect();
         pods.sort();
         pods.dedup();

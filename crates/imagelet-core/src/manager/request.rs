@@ -101,18 +101,20 @@ impl fmt::Display for PullPolicy {
 pub enum Caller {
     #[default]
     Pod,
-    /// The node, for a pod that has not requested the image yet. Its failures must not delay the pod's own request.
+    /// The node, for a pod that has not requested the image yet. It is never the probe of an open circuit. Its failure
+    /// starts no back-off, and counts for a circuit only with `Retry-After`, so the pod's own request is not delayed.
     LookAhead,
     /// A command of an operator, for no pod. No back-off and no open circuit delays it. Its result also applies to the
     /// pods that wait for the same image.
     Command,
-    /// A prefetch for an `ImageSet`, for no pod. It is not counted as a use of the image.
+    /// A prefetch for an `ImageSet`, for no pod. An open circuit delays it. Its result changes no back-off of a pod. It
+    /// is not counted as a use of the image.
     Prefetch {
         /// Whether the node's credentials are tried after the pull secrets. `false`: only the secrets are tried.
         own_credentials: bool,
     },
-    /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. It may use a
-    /// present image only if a record permits it.
+    /// A client with its own policies, records and back-off, for example a kubelet that pulls through CRI. Its failures
+    /// never delay its requests. It may use a present image only if a record permits it.
     Client {
         /// Whether the node's credentials are used if the client sends none. `false`: such a request is anonymous.
         own_credentials: bool,

@@ -125,9 +125,10 @@ impl LayerGraph {
 
     /// The bytes of these images, each part once.
     pub fn total_of<'a>(&self, images: impl IntoIterator<Item = &'a ImageId>) -> ByteSize {
-        let parts: BTreeSet<u32> =
-            images.into_iter().filter_map(|image| self.images.get(image)).flatten().copied().collect();
-        parts.into_iter().filter_map(|part| self.part(part)).map(|layer| layer.bytes).sum()
+        let mut seen = vec![false; self.layers.len()];
+        let parts = images.into_iter().filter_map(|image| self.images.get(image)).flatten();
+        let new = parts.filter(|part| seen.get_mut(**part as usize).is_some_and(|seen| !std::mem::replace(seen, true)));
+        new.filter_map(|part| self.part(*part)).map(|layer| layer.bytes).sum()
     }
 
     fn part(&self, part: u32) -> Option<&LayerFacts> {

@@ -84,7 +84,7 @@ impl RuntimeManager {
     }
 
     pub async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        let listed = self.counted("list_images", self.images.list(filter)).await?;
+        let mut listed = self.counted("list_images", self.images.list(filter)).await?;
         let artifacts = match &self.layers {
             Some(source) => source.artifacts(&listed.iter().map(|image| &image.id).collect::<Vec<_>>()).await,
             None => HashMap::new(),
@@ -92,10 +92,7 @@ impl RuntimeManager {
         if self.pinned.is_empty() && artifacts.is_empty() {
             return Ok(listed);
         }
-        let mut images = listed.to_vec();
-        // The images that change are not copied if the list is their only other owner.
-        drop(listed);
-        for image in &mut images {
+        for image in Arc::make_mut(&mut listed) {
             if self.pinned.marks(image) {
                 Arc::make_mut(image).pinned = true;
             }
@@ -103,7 +100,7 @@ impl RuntimeManager {
                 Arc::make_mut(image).artifact = Some(Arc::clone(artifact));
             }
         }
-        Ok(images.into())
+        Ok(listed)
     }
 
     /// Finds one image from which containers can start. An image without its layers is treated as absent.

@@ -67,9 +67,11 @@ impl PreloadedImages {
         let _turn = locked(&self.turn);
         let bytes = {
             let mut state = locked(&self.state);
-            let before = state.images.clone();
+            // A change either only adds or only removes images and names.
+            let size = |images: &RepositoriesById| images.values().map(|names| names.len() + 1).sum::<usize>();
+            let before = size(&state.images);
             change(&mut state.images);
-            if state.images == before && !state.is_unwritten {
+            if size(&state.images) == before && !state.is_unwritten {
                 return Ok(());
             }
             state.is_unwritten = self.path.is_some();

@@ -173,7 +173,7 @@ fn kubelet_of(line: &[u8]) -> Option<Kubelet> {
         match name {
             "config-dir" => {
                 kubelet.config_dir = Some(PathBuf::from(value()))
-                    .filter(|path| path.is_absolute() && !path.to_string_lossy().contains('\u{fffd}'))
+                    .filter(|path| path.is_absolute() && !path.to_string_lossy().contains('\u{fffd}'));
             }
             "image-service-endpoint" => kubelet.image_endpoint_flag = Some(value()).filter(|value| !value.is_empty()),
             _ => {}

@@ -39,7 +39,7 @@ fn codes(path: &str, function: &str) -> BTreeSet<String> {
 fn the_page_of_codes_names_each_code_and_no_other() {
     let page = fs::read_to_string(repository().join("docs/why.md")).unwrap();
     let codes_part = page.split("## The codes").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
-    let mut expected = codes("crates/imagelet-core/src/gc/reason.rs", "fn parts(");
+    let mut expected = codes("crates/imagelet-core/src/inventory/reason.rs", "fn parts(");
     assert!(expected.contains("in_use") && expected.len() >= 16, "{expected:?}");
     expected.extend(ActCode::ALL.map(|code| code.name().to_owned()));
     assert_eq!(first_column(codes_part), expected);

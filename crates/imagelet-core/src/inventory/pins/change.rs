@@ -36,19 +36,18 @@ impl Inventory {
     }
 
     /// Sets `pinned` of all images that a pin matches or a pod waits for, so that other image managers keep them.
-    pub fn mark_all_pinned(&self, listing: Listing) -> Listing {
+    pub fn mark_all_pinned(&self, mut listing: Listing) -> Listing {
         let state = self.lock();
         let has_own = !state.pins.is_empty() || !state.configured_pins.is_empty() || !state.set_pins.is_empty();
         let has_pins = has_own || !state.pod_leases.is_empty();
         if !has_pins && state.sandboxes.defaults().next().is_none() {
             return listing;
         }
-        let mut images = listing.to_vec();
-        drop(listing);
-        for image in images.iter_mut().filter(|image| !image.pinned && state.is_pinned(image)) {
+        let images = Arc::make_mut(&mut listing).iter_mut();
+        for image in images.filter(|image| !image.pinned && state.is_pinned(image)) {
             Arc::make_mut(image).pinned = true;
         }
-        images.into()
+        listing
     }
 
     /// Durably pins references, globs with `*`, and 12+ digits of ids or digests. The results are `false` for existing

@@ -18,7 +18,7 @@ pub enum PinError {
     #[error("the pattern is too long, or there are too many patterns")]
     TooMuch,
     #[error(transparent)]
-    Glob(#[from] crate::text::PlainError),
+    Glob(crate::text::PlainError),
     #[error("neither a reference nor an id of 12 digits or more nor a glob")]
     NoName(#[from] crate::image::ReferenceError),
 }
@@ -51,7 +51,7 @@ impl FromStr for PinPattern {
             if text.bytes().all(|byte| byte == b'*') {
                 return Err(PinError::Everything);
             }
-            Form::Glob(Glob::new(text)?)
+            Form::Glob(Glob::new(text).map_err(PinError::Glob)?)
         } else {
             let name = text.parse::<Reference>();
             let canonical = |name: Reference| name.canonical().to_string();

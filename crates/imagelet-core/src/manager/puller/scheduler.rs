@@ -109,8 +109,8 @@ impl Scheduler {
         }
         let of_tenant = state.waiting.values().filter(|waiting| waiting.request.tenant == request.tenant);
         if of_tenant.count() >= WAITING_OF_TENANT_MAX {
-            let max = WAITING_OF_TENANT_MAX;
-            return Err(PlainError(format!("{max} pulls of the namespace are waiting; the limit is {max}")));
+            let what = format!("{WAITING_OF_TENANT_MAX} pulls of the namespace are waiting");
+            return Err(PlainError(format!("{what}; the limit is {WAITING_OF_TENANT_MAX}")));
         }
         state.last += 1;
         let ticket = state.last;

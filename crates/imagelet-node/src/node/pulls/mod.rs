@@ -1,7 +1,7 @@
 //! The pulls of a node: of one image or of a pod's images, and their progress.
 
 mod ensure;
-mod rows;
+mod pull_rows;
 
 use std::sync::Arc;
 
@@ -10,8 +10,8 @@ use tokio::time::Instant;
 
 use super::Images;
 use crate::{api::PullProgressRow, traces::Tracer};
-use rows::progress_row;
-pub(crate) use rows::{held_back_of, pulls_of};
+use pull_rows::progress_row;
+pub(crate) use pull_rows::{held_back_of, pulls_of};
 
 #[derive(Clone, Debug)]
 pub struct Pulls {

@@ -15,7 +15,9 @@ pub(super) struct ListCache(Arc<Mutex<Option<(Listing, EncodedList)>>>);
 impl ListCache {
     /// The cached encoding, if `listing` equals the cached list. Unchanged images share an `Arc` and compare fast.
     pub(super) fn get(&self, listing: &Listing) -> Option<EncodedList> {
-        locked(&self.0).as_ref().filter(|(of, _)| of == listing).map(|(_, list)| list.clone())
+        let cached = locked(&self.0);
+        let cached = cached.as_ref().filter(|(of, _)| Arc::ptr_eq(of, listing) || of == listing);
+        cached.map(|(_, list)| list.clone())
     }
 
     pub(super) fn set(&self, listing: Listing, list: EncodedList) {

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use futures_util::{FutureExt as _, stream};
 use imagelet_core::{
     error::{RuntimeError, RuntimeErrorKind},
-    image::{Image, ImageSpec},
+    image::ImageSpec,
     ports::{ImageService, Listing, no_progress},
 };
 pub use listen::{ListenError, listen};

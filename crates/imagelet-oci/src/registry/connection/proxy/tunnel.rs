@@ -39,7 +39,8 @@ async fn http_tunnel(
     let (mut sender, connection) = handshake.await.map_err(broken)?;
     let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
     let request = Request::connect(host).header(header::HOST, host).body(Empty::<Bytes>::new());
-    let mut request = request.map_err(|_| ConnectError::TunnelRefused("the name of the host is not valid".to_owned()))?;
+    let mut request =
+        request.map_err(|_| ConnectError::TunnelRefused("the name of the host is not valid".to_owned()))?;
     if let Some(authorization) = proxy.authorization.clone() {
         request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
     }
