@@ -71,7 +71,8 @@ pub struct InventoryRules {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GcRules {
-    /// On: the disk is measured before all removals. Off: it is measured after the removals by age, if none failed.
+    /// On: the disk is measured before all removals. Off: it is measured after the removals by age; if one of these
+    /// failed, the collection ends.
     pub measures_first: bool,
     /// On: a never used image is idle since it was first seen, and prefetched images are removed first. Off: a never
     /// used image is idle without limit.

@@ -1,4 +1,4 @@
-//! The metadata fields of objects that are read. Other fields are skipped without being stored.
+//! The metadata fields that imagelet reads from objects. All other fields are skipped and not stored.
 
 use std::collections::BTreeMap;
 

@@ -160,7 +160,8 @@ pub async fn serve(read: impl Fn() -> Result<Settings, Failure>, lock_wait: Opti
     if ended_early { Err(Failure::new("Failed", "the server ended by itself")) } else { Ok(()) }
 }
 
-/// The known runtime handlers, and the server for CRI calls about containers, which may have no runtime behind it.
+/// The known runtime handlers, and the server for CRI calls about containers. Without a runtime, this server answers
+/// that nothing runs.
 fn runtime_behind(settings: &Settings) -> Result<(Handlers, RuntimeServer), Failure> {
     Ok(match &settings.images.backend {
         Backend::Embedded(store) => {

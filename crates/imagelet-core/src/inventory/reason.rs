@@ -78,7 +78,8 @@ impl fmt::Display for Idle {
 }
 
 impl Reason {
-    /// The reason for a leased image. The end of the lease is rounded up to a full second.
+    /// The reason for an image that a pod awaits, under a lease that ends at `until`. `until` is rounded up to a full
+    /// second.
     pub(crate) fn awaited(until: SystemTime) -> Self {
         let since = until.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let seconds = since.as_secs() + u64::from(since.subsec_nanos() > 0);

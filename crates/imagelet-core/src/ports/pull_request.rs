@@ -40,7 +40,8 @@ pub struct Patience {
     pub attempt_max: Duration,
     /// The maximum time that all retries may take.
     pub retries_max: Duration,
-    /// The maximum time of all retries if the registry requests a wait. The store's retry budget also applies.
+    /// The maximum time that all retries may take if the registry requests a wait, as with `Retry-After`. The store's
+    /// retry budget may end them earlier.
     pub requested_max: Duration,
 }
 

@@ -116,7 +116,8 @@ impl PullRecords {
             return Ok(());
         }
         let kubelet = self.settings.as_ref().and_then(|settings| settings.kubelet.as_ref());
-        // The intents are read before the records, because a pull writes its record before it removes its intent.
+        // A pull writes its record before it removes its intent. So a pull that ends between these two reads is still seen
+        // in one of them, because the intents are read first.
         let begun_by_kubelet = kubelet.map(super::KubeletRecords::intents).transpose();
         let was_blocked = std::mem::replace(&mut locked(&self.preloaded.state).is_blocked, begun_by_kubelet.is_err());
         let warn = |error: &io::Error| {

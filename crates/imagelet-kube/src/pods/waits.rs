@@ -12,7 +12,7 @@ pub(super) fn waits(role: PodRole, container: &ContainerSpec, state: Option<&Con
         Some(ContainerState { terminated: Some(ended), .. }) => match restart_policy(role, container, of_pod) {
             "Never" => false,
             "OnFailure" => ended.exit_code != 0,
-            // An absent policy is `Always`, as in the API server.
+            // The API server also takes an absent restart policy as `Always`.
             _ => true,
         },
         Some(_) | None => true,

@@ -160,7 +160,7 @@ impl Engine {
                 }
                 return Ok(admitted);
             }
-            // The size is only assumed, so it is no reason to reject a pull whose minimum can be freed.
+            // The size is only assumed. If the minimum for the pull can be freed, the pull starts instead of being rejected.
             if is_reachable && !demand.is_measured && !is_probed {
                 is_probed = true;
                 let wanted = RoomWanted { whole: least, now: least.min(PROBE_MAX) };

@@ -82,7 +82,8 @@ pub(crate) struct ArtifactFile<'a> {
 }
 
 impl Manifest {
-    /// The type of an artifact, or `None` for an image. As in the runtimes, the configuration's media type decides.
+    /// The type of an artifact: `artifactType`, or else the media type of the configuration. `None` for an image; an
+    /// image is recognised by the media type of the configuration, as in the runtimes.
     pub(crate) fn artifact_kind(&self) -> Option<&str> {
         let kind = self.artifact_type.as_deref().unwrap_or(&self.config.media_type);
         (!media::may_be_image_config(&self.config.media_type)).then_some(kind)

@@ -96,11 +96,12 @@ pub(crate) struct SessionHost {
     sent: Mutex<PullHost>,
 }
 
-/// The `Authorization` header for one host, until the host rejects it. `number` counts a pull's grants for the host.
+/// The `Authorization` header for one host, until the host rejects it.
 #[derive(Clone, Debug)]
 pub(super) struct Grant {
     pub(super) header: HeaderValue,
     secret: Secret,
+    /// The position of this grant among the pull's grants for the host, from 0. It shows that a rejected grant was replaced.
     pub(super) number: u64,
 }
 

@@ -19,7 +19,7 @@ pub use crate::{
     wire::MessageBounds,
 };
 
-/// For each kind of call: the error of a runtime's status, and the code and message of the status for the client.
+/// For each kind of call: the error made of the runtime's status, then the code and the message that the client gets.
 pub fn relayed(code: i32, message: &str) -> Vec<(RuntimeError, i32, String)> {
     let status = Status::new(Code::from_i32(code), message);
     let calls = [Call::Pull, Call::Remove, Call::Image("ListImages"), Call::Runtime("ListContainers")];

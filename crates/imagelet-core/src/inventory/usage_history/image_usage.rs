@@ -28,9 +28,9 @@ pub struct UseReport {
 pub(crate) struct PassTimes {
     /// The time before the listings. It becomes the first sight of new images.
     pub(crate) detected_at: SystemTime,
-    /// The time after the listings. It becomes the last use of images in use.
+    /// The moment after the listings, never before an earlier record. It becomes the last use of images in use.
     pub(crate) now: SystemTime,
-    /// The time after the listings by the wall clock. Waits use this time.
+    /// The same moment by the wall clock. Waits use this time.
     pub(crate) wall: SystemTime,
     pub(crate) settling: Duration,
     pub(crate) is_doubtful: bool,

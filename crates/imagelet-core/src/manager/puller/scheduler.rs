@@ -36,7 +36,7 @@ const WAITING_OF_TENANT_MAX: usize = 1000;
 const SMALL_EXTRA_MAX: usize = 4;
 /// The maximum size of a small pull. Beside a large pull that takes half of 50 MB/s, such a pull takes 3 s.
 const SMALL_MAX: ByteSize = ByteSize(64 << 20);
-/// The maximum number of running pulls without slot. A node of 110 pods does not fetch more images at once.
+/// The maximum number of running pulls that need no slot. It delays no pull of a node with 110 pods, the usual maximum.
 const UNLIMITED_MAX: usize = 128;
 
 #[derive(Clone, Debug)]

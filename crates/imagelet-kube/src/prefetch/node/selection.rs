@@ -22,8 +22,8 @@ pub(super) struct SelectedSets {
 }
 
 impl SelectedSets {
-    /// The sets that select the node, in the same order. A namespaced set only sees the pods of its namespace. `pods`
-    /// is `None` before the first list. Until the first list, the last matches stay.
+    /// The sets of `self` that select the node, in the order of `self`. A namespaced set sees only the pods of its
+    /// namespace. `pods` is `None` before the first list of pods; until then, a set that matched before still matches.
     pub(super) fn selecting(
         mut self,
         labels: &BTreeMap<String, String>,

@@ -172,7 +172,7 @@ impl EngineImporter {
                 }
             }
         }
-        // The lease protects the spares that this import takes from a sweep.
+        // The lease keeps a sweep from removing the spares that this import uses.
         let _lease = self.engine.store.lease(keys);
         let files = self.fetch_artifact(&resolved, keys, &tenant, progress).await.map_err(fetch)?;
         failpoint!("import.artifact-whole");

@@ -324,7 +324,7 @@ impl BlobStream {
         }
     }
 
-    /// Counts a chunk, and returns its new bytes. `None` if all its bytes were read before.
+    /// Adds a chunk to the received bytes, and returns the bytes that were not read before. `None` if there are none.
     fn accept(&mut self, mut chunk: Bytes) -> Result<Option<Bytes>, RuntimeError> {
         let Some(sender) = &mut self.sender else { return Ok(None) };
         let session = &self.source.session;
@@ -443,7 +443,8 @@ fn range_header(span: &Range<u64>, size: u64) -> Option<String> {
     }
 }
 
-/// The offset where the body ends. The head must promise exactly the span, or the whole blob if the span starts at 0.
+/// Checks that the headers announce the requested span, or the whole blob if the span starts at 0, since a registry may
+/// ignore a range. Returns the offset where the body ends.
 fn check_head(status: StatusCode, headers: &HeaderMap, span: &Range<u64>, size: u64) -> Result<u64, String> {
     let text = |name: header::HeaderName| headers.get(name).and_then(|value| value.to_str().ok());
     let Range { start, end } = *span;

@@ -70,7 +70,7 @@ fn code(kind: RuntimeErrorKind, relayed: Option<Code>) -> Code {
         RuntimeErrorKind::Cancelled => Code::Cancelled,
         RuntimeErrorKind::Defect => Code::Internal,
         RuntimeErrorKind::Other => relayed.unwrap_or(Code::Unknown),
-        // With a code other than `Unknown`, the kubelet prepends `rpc error: …` and does not find the message prefix.
+        // The kubelet removes `rpc error: …` from a message only for `Unknown`. It then finds the prefix in the message.
         _ => Code::Unknown,
     }
 }
