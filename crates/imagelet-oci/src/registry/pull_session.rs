@@ -101,7 +101,8 @@ pub(crate) struct SessionHost {
 pub(super) struct Grant {
     pub(super) header: HeaderValue,
     secret: Secret,
-    /// The position of this grant among the pull's grants for the host, from 0. It shows that a rejected grant was replaced.
+    /// The position of this grant among the pull's grants for the host, from 0. A caller sees by it whether a rejected
+    /// grant was replaced.
     pub(super) number: u64,
 }
 
