@@ -92,7 +92,8 @@ impl Prepared {
     async fn prepare(&self) {
         let images = self.fake.list(None).await.expect("the fake answers");
         let anew = |image: &Arc<Image>| Image { id: ImageId::new(image.id.as_str()), ..Image::clone(image) };
-        *self.next.lock().expect("nobody panics with it") = Some(images.iter().map(anew).map(Arc::new).collect());
+        *self.next.lock().expect("no thread panics while it holds the lock") =
+            Some(images.iter().map(anew).map(Arc::new).collect());
     }
 
     /// Of a hundred images one goes and another comes.
@@ -116,7 +117,7 @@ impl ImageService for Prepared {
     }
 
     async fn list(&self, filter: Option<&ImageSpec>) -> Result<Listing, RuntimeError> {
-        let prepared = self.next.lock().expect("nobody panics with it").take();
+        let prepared = self.next.lock().expect("no thread panics while it holds the lock").take();
         match prepared {
             Some(images) if filter.is_none() => Ok(images),
             _ => self.fake.list(filter).await,

@@ -160,7 +160,7 @@ pub(super) fn is_id_prefix(bare: &str) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use proptest::prelude::*;
 
     use super::*;
@@ -235,7 +235,8 @@ mod tests {
         }
     }
 
-    fn name() -> impl Strategy<Value = String> {
+    /// Names and ids that often match one another.
+    pub(in crate::inventory) fn name() -> impl Strategy<Value = String> {
         prop_oneof![
             "(docker.io/|index.docker.io/|r:5/)?(library/|t/)?[ab](:1|:latest)?",
             "(r:5/)?[ab](:1)?@sha256:(0{64}|1{64})",

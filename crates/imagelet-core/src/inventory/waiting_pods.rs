@@ -125,6 +125,7 @@ mod tests {
     use super::*;
     use crate::{
         image::{ByteSize, ImageId, ImageSpec, ImageUser},
+        inventory::reference_match::tests::name,
         ports::RuntimeManager,
         testing::FakeRuntime,
     };
@@ -205,14 +206,6 @@ mod tests {
         assert_eq!(inventory.leases.until(&id, now + Duration::from_mins(11)), None);
         inventory.lease_to_pods(&[]);
         assert_eq!(inventory.leases.until(&id, now + Duration::from_mins(9)), None);
-    }
-
-    fn name() -> impl Strategy<Value = String> {
-        prop_oneof![
-            "(docker.io/|index.docker.io/|r:5/)?(library/|t/)?[ab](:1|:latest)?",
-            "(r:5/)?[ab](:1)?@sha256:(0{64}|1{64})",
-            "(sha256:)?(0{12}|0{64}|01{11}|0{66})",
-        ]
     }
 
     proptest! {
