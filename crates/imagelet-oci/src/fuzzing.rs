@@ -298,6 +298,7 @@ pub fn unpack(
         memory: LayerMemory::of_its_own(if is_small { SMALL_MEMORY } else { MEMORY }),
         folder: folder.map(str::to_owned),
         cancelled: Arc::default(),
+        direct_min: if is_small { u64::MAX } else { 1 << 10 },
     };
     let mut encoded = |path: &[u8], entry| {
         record(path, &postcard::to_stdvec(&entry).map_err(io::Error::other)?);

@@ -8,9 +8,6 @@ use rustix::fs::{Advice, fadvise};
 const WRITE_BACK_PERIOD: u64 = 4 << 20;
 /// From this size on, the earlier pages of a blob are dropped from the page cache after their write-back.
 const UNCACHED_MIN: u64 = 256 << 20;
-/// How many of the newest bytes of a layer's file stay cached. Early syncs have written the earlier bytes.
-const CACHED_MAX: u64 = 256 << 20;
-const DROP_PERIOD: u64 = 16 << 20;
 const PAGE: u64 = 4 << 10;
 
 /// Starts the write-back of the new bytes of a growing file, and drops the earlier pages of a large file from the page
@@ -22,20 +19,6 @@ pub(crate) fn write_back(file: &File, written_back: u64, length: u64) -> u64 {
         let _ = fadvise(file, range.start, Some(size), Advice::DontNeed);
     }
     range.end
-}
-
-/// Drops the earlier pages of a growing file from the page cache. Returns the offset that the next call takes as
-/// `dropped`. Early syncs have written these pages, because a write-back in this thread cost 5 % of a large pull.
-pub(crate) fn drop_written(file: &File, dropped: u64, length: u64) -> u64 {
-    let Some(range) = droppable(dropped, length) else { return dropped };
-    let _ = fadvise(file, range.start, NonZeroU64::new(range.end - range.start), Advice::DontNeed);
-    range.end
-}
-
-fn droppable(dropped: u64, length: u64) -> Option<Range<u64>> {
-    let end = length.checked_sub(CACHED_MAX)?;
-    let end = end - end % PAGE;
-    (end.saturating_sub(dropped) >= DROP_PERIOD).then_some(dropped..end)
 }
 
 /// The range whose new bytes are written back and whose earlier bytes are dropped. `None` if it is too early.
@@ -67,20 +50,6 @@ mod tests {
             (8 * MIB, 4 * MIB, None),
         ] {
             assert_eq!(due(written_back, length), range, "{written_back} of {length}");
-        }
-    }
-
-    #[test]
-    fn of_a_file_the_newest_bytes_stay_and_earlier_ones_go_in_pieces() {
-        const MIB: u64 = 1 << 20;
-        for (dropped, length, range) in [
-            (0, 255 * MIB, None),
-            (0, 272 * MIB - 1, None),
-            (0, 272 * MIB + 5, Some(0..16 * MIB)),
-            (16 * MIB, 280 * MIB, None),
-            (16 * MIB, 400 * MIB, Some(16 * MIB..144 * MIB)),
-        ] {
-            assert_eq!(droppable(dropped, length), range, "{dropped} of {length}");
         }
     }
 }

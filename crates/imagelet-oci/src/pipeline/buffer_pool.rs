@@ -254,11 +254,14 @@ impl BufRead for BlockReader {
 }
 
 impl LayerInput for BlockReader {
-    fn consume_content(&mut self, bytes: usize, path: &[u8]) {
+    fn consume_content(&mut self, bytes: usize) {
+        self.position += bytes;
+    }
+
+    fn content_written(&mut self, bytes: usize, path: &[u8]) {
         if let Some(journal) = &mut self.journal {
             journal.add_content(path, bytes);
         }
-        self.position += bytes;
     }
 
     fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>> {

@@ -27,8 +27,9 @@ use crate::{
         storage_error, write_implicit,
     },
     unpack::{
-        ARTIFACT_NAMES_MAX, DiskUsage, EntryRules, FileManifest, FileRecord, LayerMemory, Ownership, UnpackError,
-        UnpackErrorKind, UnpackLimits, UnpackOptions, UnpackReport, WholeFile, place_file, process_umask, unpack_layer,
+        ARTIFACT_NAMES_MAX, DIRECT_MIN, DiskUsage, EntryRules, FileManifest, FileRecord, LayerMemory, Ownership,
+        UnpackError, UnpackErrorKind, UnpackLimits, UnpackOptions, UnpackReport, WholeFile, place_file, process_umask,
+        unpack_layer,
     },
 };
 
@@ -117,6 +118,7 @@ impl LayerJob {
             },
             umask: process_umask(),
             cancelled,
+            direct_min: DIRECT_MIN,
         };
         let unlisted = |error| storage_error("could not write the layer's list of files", error);
         let mut list = match self.staging.end {

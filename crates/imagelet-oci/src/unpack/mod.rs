@@ -38,6 +38,7 @@ pub(crate) use self::{
     limits::UnpackLimits,
     writer::{
         deferred_metadata::OwnershipRecord,
+        direct_io::DIRECT_MIN,
         manifest_writer::{FileEntry, FileEntryKind, FileManifest, FileRecord, Sum, xattrs_at, xattrs_of},
         tree::process_umask,
     },
@@ -58,6 +59,8 @@ pub(crate) struct UnpackOptions {
     /// The folder into which an artifact's archive is unpacked, empty for the root; `None` for a layer of an image.
     pub(crate) folder: Option<String>,
     pub(crate) cancelled: Arc<AtomicBool>,
+    /// From this size on, files are written with direct I/O.
+    pub(crate) direct_min: u64,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -109,9 +112,13 @@ pub(crate) struct UnpackReport {
 ///
 /// The default methods are for an archive that has neither an earlier attempt nor a journal.
 pub(crate) trait LayerInput: BufRead {
-    fn consume_content(&mut self, bytes: usize, _path: &[u8]) {
+    /// Consumes bytes of a file's content. [`Self::content_written`] follows when they are in the file.
+    fn consume_content(&mut self, bytes: usize) {
         self.consume(bytes);
     }
+
+    /// The next `bytes` of the consumed content are in the file `path`.
+    fn content_written(&mut self, _bytes: usize, _path: &[u8]) {}
 
     /// A file whose first bytes are the next bytes of the input. Called before a file's content is read.
     fn reusable_file(&mut self) -> io::Result<Option<ReusableFile>> {

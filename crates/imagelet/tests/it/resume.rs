@@ -23,6 +23,9 @@ const LARGE: u64 = 40 * MIB;
 const FIRST: u64 = 9 * MIB;
 /// What an end may cost.
 const REFETCHED_MAX: u64 = MIB;
+/// A file that is written with direct I/O, and the chunks of it that are in memory.
+const DIRECT: u64 = 260 * MIB;
+const DIRECT_QUEUED: u64 = 2 * MIB;
 
 struct Bed {
     registry: FakeRegistry,
@@ -31,13 +34,10 @@ struct Bed {
 }
 
 impl Bed {
-    fn new() -> Self {
+    fn new(size: u64) -> Self {
         let registry = FakeRegistry::start();
-        let layer = Layer::new(Compression::None).file(
-            "large",
-            noise("large", usize::try_from(LARGE).expect("it fits")),
-            0o644,
-        );
+        let size = usize::try_from(size).expect("it fits");
+        let layer = Layer::new(Compression::None).file("large", noise("large", size), 0o644);
         let small = Layer::gzip().file("small", noise("small", 100_000), 0o644);
         let sample = Sample::put(&registry, "large:v1", vec![layer, small]);
         Self { registry, sample, folder: scratch() }
@@ -97,7 +97,7 @@ fn end(mut child: Child, signal: Signal) {
 
 #[test]
 fn a_pull_that_is_killed_many_times_fetches_little_again() {
-    let bed = Bed::new();
+    let bed = Bed::new(LARGE);
     let mut random = Random::new("killed at many bytes");
     let mut kills = 0;
     let mut byte = FIRST;
@@ -117,8 +117,26 @@ fn a_pull_that_is_killed_many_times_fetches_little_again() {
 }
 
 #[test]
+fn a_file_that_is_written_with_direct_io_is_continued_in_its_middle() {
+    let bed = Bed::new(DIRECT);
+    let ends = [(150 * MIB + 77, Signal::KILL), (255 * MIB, Signal::INT)];
+    for (byte, signal) in ends {
+        bed.stall_at(Some(byte));
+        let mut command = program();
+        command.arg("--store").arg(bed.store()).args(["pull", &bed.sample.name]);
+        let child = spawn(command);
+        bed.until_written(byte - DIRECT_QUEUED, "the bytes before a kill");
+        end(child, signal);
+    }
+    bed.stall_at(None);
+    with_store(&bed.store(), ["pull", &bed.sample.name]).ok();
+    // Of the chunks on the disk, the last one may not be in the journal.
+    bed.assert_pulled(ends.len() as u64 * (2 + DIRECT_QUEUED / REFETCHED_MAX), "written with direct I/O");
+}
+
+#[test]
 fn a_daemon_resumes_what_it_was_ended_in_or_what_its_client_gave_up() {
-    let bed = Bed::new();
+    let bed = Bed::new(LARGE);
     let config = write_store_config(bed.folder.path(), "layersInFlight: 2");
     let store = bed.store();
     let arguments = ["--store", store.to_str().unwrap(), "--config", &config];
@@ -149,7 +167,7 @@ fn a_daemon_resumes_what_it_was_ended_in_or_what_its_client_gave_up() {
 
 #[test]
 fn bytes_that_changed_on_the_disk_are_found_and_fetched_again() {
-    let bed = Bed::new();
+    let bed = Bed::new(LARGE);
     bed.stall_at(Some(20 * MIB));
     let mut command = program();
     command.arg("--store").arg(bed.store()).args(["pull", &bed.sample.name]);

@@ -10,6 +10,7 @@
 //! blob. After kill -9 the page cache still has chunks and files. After a reboot the folder is not used.
 
 use std::{
+    collections::VecDeque,
     fs::{File, OpenOptions},
     io::{self, Read as _, Write as _},
     ops::Range,
@@ -60,7 +61,8 @@ pub(crate) struct JournalWriter {
     /// The archive's consumed bytes (`position`), and those that the journal has from earlier attempts (`known`).
     position: u64,
     known: u64,
-    checkpoint: Option<Checkpoint>,
+    /// The announced checkpoints that are not reached, in order. Direct I/O writes some blocks later than they are read.
+    checkpoints: VecDeque<Checkpoint>,
     records: Vec<JournalRecord>,
     size: usize,
     pub(crate) has_checkpoint: Arc<AtomicBool>,
@@ -76,12 +78,10 @@ impl JournalWriter {
     }
 
     pub(crate) fn announce(&mut self, checkpoint: Checkpoint) {
-        if self.checkpoint.is_some_and(|reached| reached.plain == self.position) {
-            let reached = self.checkpoint.take();
-            self.write(reached);
-        }
-        if self.checkpoint.is_none() && checkpoint.plain >= self.position.max(self.known) {
-            self.checkpoint = Some(checkpoint);
+        self.write_reached();
+        let last = self.checkpoints.back().map_or(0, |last| last.plain + 1);
+        if self.file.is_some() && checkpoint.plain >= self.position.max(self.known).max(last) {
+            self.checkpoints.push_back(checkpoint);
         }
     }
 
@@ -120,12 +120,8 @@ impl JournalWriter {
     fn add(&mut self, length: usize, record: impl Fn(&mut Self, Range<usize>)) {
         let mut at = 0;
         while self.file.is_some() && at < length {
-            if self.checkpoint.is_some_and(|checkpoint| checkpoint.plain == self.position) {
-                let checkpoint = self.checkpoint.take();
-                self.write(checkpoint);
-                continue;
-            }
-            let next = self.checkpoint.map_or(u64::MAX, |next| next.plain);
+            self.write_reached();
+            let next = self.checkpoints.front().map_or(u64::MAX, |next| next.plain);
             let until = if self.position < self.known { self.known } else { next };
             let left = usize::try_from(until - self.position).unwrap_or(usize::MAX);
             let range = at..at.saturating_add(left).min(length);
@@ -138,6 +134,12 @@ impl JournalWriter {
             if self.size >= RECORDS_MAX {
                 self.write(None);
             }
+        }
+    }
+
+    fn write_reached(&mut self) {
+        if let Some(reached) = self.checkpoints.pop_front_if(|next| next.plain == self.position) {
+            self.write(Some(reached));
         }
     }
 
@@ -286,8 +288,8 @@ mod tests {
         journal.add_content(b"a", 10);
         journal.add_content(b"a", 4);
         journal.announce(checkpoint(90, 25));
-        // The first one comes before.
-        journal.announce(checkpoint(95, 26));
+        // It does not come after the one before it.
+        journal.announce(checkpoint(95, 25));
         journal.add_content(b"b", 9);
         journal.add_bytes(b"tail");
     }

@@ -152,13 +152,20 @@ impl<'a> Reader<'a> {
         Ok(&buffer[..wanted.min(buffer.len())])
     }
 
-    /// Consumes bytes of the data. `path` is the file to which the writer has just appended them, if it is a whole file.
-    pub(crate) fn consume(&mut self, bytes: usize, path: Option<&[u8]>) {
-        match path {
-            Some(path) => self.input.consume_content(bytes, path),
-            None => self.input.consume(bytes),
-        }
+    pub(crate) fn consume(&mut self, bytes: usize) {
+        self.input.consume(bytes);
         self.remaining -= bytes as u64;
+    }
+
+    /// Consumes bytes of a whole file. [`Self::content_written`] follows when they are in the file.
+    pub(crate) fn consume_content(&mut self, bytes: usize) {
+        self.input.consume_content(bytes);
+        self.remaining -= bytes as u64;
+    }
+
+    /// The writer has appended the next `bytes` of the consumed content to the file `path`.
+    pub(crate) fn content_written(&mut self, bytes: usize, path: &[u8]) {
+        self.input.content_written(bytes, path);
     }
 
     fn entry(&mut self, header: &Header<'_>, pending: Pending) -> Result<TarEntry, Fault> {

@@ -38,6 +38,37 @@ fn what_the_files_take_is_known_unless_a_name_came_twice_or_is_hidden() {
 }
 
 #[test]
+fn files_written_with_direct_io_are_as_those_written_through_the_page_cache() {
+    let large = (1_000_000..1_400_000).map(|number: u32| number.to_string()).collect::<Vec<_>>().join(" ");
+    let archive = Archive::new()
+        .file("empty", "")
+        .file("small", "1")
+        .file("large", &large)
+        .hard_link("again", "large")
+        .file("page", &large[..4096])
+        .file("large", &large[1..])
+        .file("last", "2")
+        .end();
+    let mut trees = [0, 4096, u64::MAX].map(|direct_min| {
+        let mut site = Site::new();
+        site.options.direct_min = direct_min;
+        let report = site.unpack(&archive).unwrap();
+        let content = ["empty", "small", "large", "again", "page", "last"].map(|path| {
+            let metadata = metadata(&site, path);
+            (fs::read(site.layer().join(path)).unwrap(), metadata.mode(), metadata.mtime())
+        });
+        (report.bytes, report.disk_bytes, content)
+    });
+    assert!(trees[2].2[2].0 == large.as_bytes()[1..] && trees[2].2[3].0 == large.as_bytes());
+    trees.sort();
+    assert!(trees[0] == trees[2], "they differ");
+    let mut site = Site::new();
+    site.options.direct_min = 0;
+    let error = site.unpack(&archive[..2 << 20]).unwrap_err();
+    assert_eq!(error.kind, UnpackErrorKind::Malformed, "{error}");
+}
+
+#[test]
 fn the_last_entry_of_a_name_wins() {
     let site = Site::new();
     let archive = Archive::new()

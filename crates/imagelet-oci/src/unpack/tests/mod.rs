@@ -22,8 +22,8 @@ use std::{
 };
 
 use super::{
-    DiskUsage, EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind, UnpackLimits,
-    UnpackOptions, UnpackReport, unpack_layer,
+    DIRECT_MIN, DiskUsage, EntryRules, FileManifest, LayerMemory, Ownership, UnpackError, UnpackErrorKind,
+    UnpackLimits, UnpackOptions, UnpackReport, unpack_layer,
 };
 
 /// A layer directory beside files that must stay unchanged.
@@ -48,6 +48,7 @@ impl Site {
             memory: LayerMemory::of_its_own(64 << 20),
             folder: None,
             cancelled: Arc::default(),
+            direct_min: DIRECT_MIN,
         };
         Site { home, options }
     }

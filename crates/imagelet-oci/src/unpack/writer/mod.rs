@@ -1,6 +1,7 @@
 //! Writes entries into the layer's directory.
 
 pub(super) mod deferred_metadata;
+pub(super) mod direct_io;
 pub(super) mod links;
 pub(super) mod manifest_writer;
 pub(super) mod tree;
@@ -14,6 +15,7 @@ use std::{
         unix::fs::FileExt as _,
     },
     rc::Rc,
+    thread,
 };
 
 use imagelet_core::failpoint;
@@ -24,12 +26,14 @@ use rustix::{
 
 use self::{
     deferred_metadata::{DeviceRecord, DirectoryMeta, Note, OwnershipRecord},
+    direct_io::DirectWriter,
     manifest_writer::{FileManifest, FileRecord, ManifestWriter},
     tree::{Directory, Freed, Missing, Tree},
     whiteout::{Mark, Opacity, look, mark},
 };
 use super::{
-    DIRECTORY_COST, EntryRules, Ownership, ReusableFile, UnpackError, UnpackOptions, UnpackReport, WholeFile,
+    DIRECTORY_COST, EntryRules, MemoryReservation, Ownership, ReusableFile, UnpackError, UnpackOptions, UnpackReport,
+    WholeFile,
     archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
@@ -37,7 +41,7 @@ use super::{
     member::{self, FILE_MODE},
     name,
 };
-use crate::{page_cache, scarce::patiently};
+use crate::scarce::patiently;
 
 const DIRECTORY_OPEN: u32 = 0o700;
 /// The kernel's limits of device numbers. The kernel truncates larger numbers, even to 0:0.
@@ -209,11 +213,11 @@ impl<'a> Writer<'a> {
         }
         self.manifest.begin(entry.data.stored);
         match &entry.data.ranges {
-            None => self.copy(&file, (0, entry.data.stored), Some((&place.path, known)), reader)?,
+            None => self.copy_whole(&file, entry.data.stored, (&place.path, known), reader)?,
             Some(ranges) => {
                 rustix::fs::ftruncate(&file, entry.data.size).map_err(Fault::io("size"))?;
                 for (offset, length) in ranges {
-                    self.copy(&file, (*offset, *length), None, reader)?;
+                    self.copy(&file, (*offset, *length), None, None, reader)?;
                 }
             }
         }
@@ -257,29 +261,59 @@ impl<'a> Writer<'a> {
         xattr::clear(file)
     }
 
+    /// `known` is the number of bytes that the file already has.
+    fn copy_whole(
+        &mut self,
+        file: &File,
+        length: u64,
+        (path, known): (&[u8], u64),
+        reader: &mut Reader<'_>,
+    ) -> Result<(), Fault> {
+        let mut claim = MemoryReservation::on(&self.options.memory);
+        if length < self.options.direct_min || !claim.grow_if_free(direct_io::MEMORY) {
+            return self.copy(file, (0, length), Some((path, known)), None, reader);
+        }
+        let known = direct_io::aligned(known);
+        thread::scope(|scope| {
+            let direct = DirectWriter::start(scope, file, known);
+            self.copy(file, (0, length), Some((path, known)), direct, reader)
+        })
+    }
+
     /// Copies data into a file. For a whole file, `whole` is its path and the number of bytes that it already has.
     fn copy(
         &mut self,
         file: &File,
         (mut offset, length): (u64, u64),
         whole: Option<(&[u8], u64)>,
+        mut direct: Option<DirectWriter<'_>>,
         reader: &mut Reader<'_>,
     ) -> Result<(), Fault> {
-        let (end, mut dropped) = (offset + length, offset);
+        let end = offset + length;
         while offset < end {
             let chunk = reader.fill()?;
             let chunk = &chunk[..chunk.len().min(usize::try_from(end - offset).unwrap_or(usize::MAX))];
             let length = chunk.len();
             let known = whole.map_or(0, |(_, known)| known.saturating_sub(offset)).min(length as u64);
-            let fresh = &chunk[usize::try_from(known).unwrap_or(length)..];
-            if !fresh.is_empty() {
-                file.write_all_at(fresh, offset + known).map_err(Fault::io("write"))?;
-            }
+            let (known_part, fresh) = chunk.split_at(usize::try_from(known).unwrap_or(length));
+            let written = match &mut direct {
+                Some(direct) => direct.append(fresh).map(|written| known_part.len() + written),
+                None => file.write_all_at(fresh, offset + known).map(|()| length),
+            };
+            let written = written.map_err(Fault::io("write"))?;
             self.manifest.wrote(chunk);
-            reader.consume(length, whole.map(|(path, _)| path));
+            match whole {
+                Some((path, _)) => {
+                    reader.consume_content(length);
+                    reader.content_written(written, path);
+                }
+                None => reader.consume(length),
+            }
             offset += length as u64;
-            dropped = page_cache::drop_written(file, dropped, offset);
             self.gauge.wrote(length)?;
+        }
+        if let (Some(direct), Some((path, _))) = (direct, whole) {
+            reader.content_written(direct.finish().map_err(Fault::io("write"))?, path);
         }
         Ok(())
     }
