@@ -82,10 +82,12 @@ def burn(seconds):
     """Keeps each core busy, without the disk."""
     loop = [sys.executable, "-c", "while True: pass"]
     loops = [subprocess.Popen(loop) for _ in range(os.cpu_count())]
-    time.sleep(seconds)
-    for one in loops:
-        one.kill()
-        one.wait()
+    try:
+        time.sleep(seconds)
+    finally:
+        for one in loops:
+            one.kill()
+            one.wait()
 
 
 class Reports:

@@ -1,4 +1,4 @@
-//! What large files leave in the page cache: little, so that they do not evict the pages of pods.
+//! What large blobs leave in the page cache: little, so that they do not evict the pages of pods.
 
 use std::{fs::File, num::NonZeroU64, ops::Range};
 

@@ -67,8 +67,8 @@ const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
 /// The nice value of the threads of every layer but the largest. The largest layer decides when the pull ends, and on
-/// two cores other layers would slow it. If it is the base, a runtime adds all other layers after it. At 19, the bytes
-/// that wait for the other layers' threads take 8 MB more memory. The value has no effect on other control groups.
+/// two cores other layers would slow it. If it is the base, a runtime adds all other layers after it. With 19, an import
+/// of 13 layers took 8 MB more memory and no less time. The value has no effect on other control groups.
 const SMALLER_LAYER_NICE: i32 = 10;
 
 /// Maximum inflated bytes of one layer of any size: the limit of its files.

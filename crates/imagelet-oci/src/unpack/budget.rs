@@ -44,6 +44,8 @@ pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
 const STEP: u64 = 64 << 10;
 /// Directories that all layers together keep open. A process with 64 layers then stays below 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
+/// Files that all layers together write with direct I/O at a time. Each takes 2 MiB, which no layer waits for.
+const DIRECT_WRITERS_MAX: usize = 8;
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 
 #[derive(Debug)]
@@ -52,6 +54,7 @@ pub(crate) struct UnpackBudget {
     half: u64,
     own_notes: u64,
     directories: Arc<Semaphore>,
+    direct_writers: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -152,6 +155,7 @@ impl UnpackBudget {
             half,
             own_notes,
             directories: Arc::new(Semaphore::new(DescriptorShare::default().of(DIRECTORIES_MAX))),
+            direct_writers: Arc::new(Semaphore::new(DIRECT_WRITERS_MAX)),
         }
     }
 
@@ -179,6 +183,11 @@ impl UnpackBudget {
     /// Permission to open a directory; `None` if all layers together have reached the limit of open directories.
     pub(crate) fn directory(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.directories).try_acquire_owned().ok()
+    }
+
+    /// Permission to write a file with direct I/O; `None` if all writers are taken.
+    pub(crate) fn direct_writer(&self) -> Option<OwnedSemaphorePermit> {
+        Arc::clone(&self.direct_writers).try_acquire_owned().ok()
     }
 
     pub(crate) fn holder(&self) -> Option<String> {

@@ -59,7 +59,7 @@ pub(crate) struct UnpackOptions {
     /// The folder into which an artifact's archive is unpacked, empty for the root; `None` for a layer of an image.
     pub(crate) folder: Option<String>,
     pub(crate) cancelled: Arc<AtomicBool>,
-    /// From this size on, files are written with direct I/O.
+    /// From this size on, files that are not sparse are written with direct I/O if a writer is free.
     pub(crate) direct_min: u64,
 }
 
@@ -142,7 +142,7 @@ pub(crate) struct ReusableFile {
 /// Unpacks one uncompressed tar stream into an empty directory, and records each finished path in `manifest`.
 ///
 /// Reads `input` up to the end blocks, and never extracts the bytes after them. Each write to a file has the size of
-/// the input's buffer, which should be at least 128 KiB.
+/// the input's buffer, which should be at least 128 KiB; direct I/O has its own size.
 pub(crate) fn unpack_layer<'a>(
     input: &mut dyn LayerInput,
     root: BorrowedFd<'a>,

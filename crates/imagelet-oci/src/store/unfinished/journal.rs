@@ -7,7 +7,7 @@
 //!
 //! The journal is a sequence of chunks, which are appended whole and unsynced: HEAD ([`HEAD_LENGTH`] bytes), then a
 //! zstd frame of the records in postcard format. The head of a chunk that ends at a checkpoint has the position in the
-//! blob. After kill -9 the page cache still has chunks and files. After a reboot the folder is not used.
+//! blob. After kill -9 the kernel still has chunks and files. After a reboot the folder is not used.
 
 use std::{
     collections::VecDeque,
@@ -334,6 +334,20 @@ mod tests {
         journal.announce(checkpoint(70, 8 + 100));
         assert_eq!((summary(&path).plain, summary(&path).attempt), (8, 2));
         assert_eq!(records(&path), [b"header".to_vec(), b"++".to_vec()].map(JournalRecord::Bytes));
+    }
+
+    #[test]
+    fn bytes_that_are_written_late_have_each_checkpoint_among_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let mut journal = JournalWriter::open(&path, 1, None).unwrap();
+        for plain in [6, 8, 12] {
+            journal.announce(checkpoint(plain * 10, plain));
+        }
+        journal.add_content(b"a", 9);
+        assert_eq!((summary(&path).plain, summary(&path).last.map(|last| last.0)), (8, Some(checkpoint(60, 6))));
+        journal.add_content(b"a", 9);
+        assert_eq!((summary(&path).plain, summary(&path).last.map(|last| last.0)), (12, Some(checkpoint(80, 8))));
     }
 
     #[test]

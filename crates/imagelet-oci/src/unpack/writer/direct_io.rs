@@ -1,5 +1,5 @@
-//! Writes large files with direct I/O, which bypasses the page cache: they do not evict the pages of pods, a `fsync` of
-//! a pod does not wait for their write-back, and their bytes are copied once less.
+//! Writes large files with direct I/O, which bypasses the page cache: they do not evict the pages of pods, and a `fsync`
+//! of a pod does not wait for their write-back. Sparse files are written through the page cache.
 
 use std::{
     fs::File,
@@ -14,15 +14,12 @@ use rustix::{
     io::Errno,
 };
 
-/// From this size on, a file is written with direct I/O, and its first reader reads it from the disk.
+/// From this size on, a file is written with direct I/O if a writer is free. Its first reader reads it from the disk.
 pub(crate) const DIRECT_MIN: u64 = 256 << 20;
 /// The size of a write: large enough that a disk reaches its full rate with one write at a time.
 const CHUNK: usize = 1 << 20;
-/// The kernel requires that memory, offset and length are multiples of the disk's logical block, at most this size.
+/// The kernel requires that memory, offset and length are multiples of the disk's logical block, which is rarely larger.
 const ALIGNMENT: usize = 4 << 10;
-/// One chunk is filled while the other is written.
-pub(super) const MEMORY: usize = 2 * (CHUNK + ALIGNMENT);
-
 struct Chunk {
     bytes: Vec<u8>,
     start: usize,
@@ -54,7 +51,7 @@ pub(super) struct DirectWriter<'a> {
     file: &'a File,
     chunk: Chunk,
     offset: u64,
-    /// The other chunk, unless it is being written.
+    /// The second chunk, unless it is being written.
     spare: Option<Chunk>,
     full: SyncSender<(Chunk, u64)>,
     written: Receiver<io::Result<Chunk>>,
@@ -66,15 +63,19 @@ pub(super) fn aligned(offset: u64) -> u64 {
 }
 
 impl<'scope> DirectWriter<'scope> {
-    /// `None` if the file system has no direct I/O. The bytes go to the [`aligned`] offset `offset`.
+    /// The bytes go to the [`aligned`] offset `offset`. `None`: the file system has no direct I/O, or no thread started.
     pub(super) fn start(scope: &'scope Scope<'scope, '_>, file: &'scope File, offset: u64) -> Option<Self> {
         set_direct(file, true).ok()?;
         let (full, chunks) = sync_channel::<(Chunk, u64)>(1);
         let (done, written) = sync_channel(1);
         let write = move || {
             for (chunk, offset) in chunks {
-                // Without a reader, the layer has failed.
-                let _ = done.send(write(file, chunk.filled(), offset).map(|()| chunk));
+                let written = write(file, chunk.filled(), offset).map(|()| chunk);
+                let is_last = written.is_err();
+                // Without a receiver, the layer has failed.
+                if done.send(written).is_err() || is_last {
+                    break;
+                }
             }
         };
         if Builder::new().name("layer".into()).spawn_scoped(scope, write).is_err() {
@@ -84,7 +85,7 @@ impl<'scope> DirectWriter<'scope> {
         Some(Self { file, chunk: Chunk::new(), offset, spare: Some(Chunk::new()), full, written })
     }
 
-    /// Returns how many bytes of earlier calls are in the file now.
+    /// Returns how many more bytes of all calls are in the file. After an error, all further calls fail.
     pub(super) fn append(&mut self, mut bytes: &[u8]) -> io::Result<usize> {
         let mut in_file = 0;
         while !bytes.is_empty() {
@@ -121,8 +122,8 @@ impl<'scope> DirectWriter<'scope> {
 
 fn write(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
     match file.write_all_at(bytes, offset) {
-        // The disk has larger blocks.
-        Err(error) if Errno::from_io_error(&error) == Some(Errno::INVAL) => {
+        // The disk has larger blocks, or the file system takes the flag and no such write.
+        Err(error) if matches!(Errno::from_io_error(&error), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
             set_direct(file, false)?;
             file.write_all_at(bytes, offset)
         }
@@ -196,6 +197,21 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_with_larger_blocks_gets_the_bytes_through_the_page_cache() {
+        let file = tempfile::tempfile().unwrap();
+        let bytes: Vec<u8> = (0..=250).cycle().take(3 * CHUNK).collect();
+        thread::scope(|scope| {
+            // No disk has blocks so small that this offset is aligned.
+            let mut direct = DirectWriter::start(scope, &file, 1).unwrap();
+            let reported = direct.append(&bytes).unwrap();
+            assert_eq!(reported + direct.finish().unwrap(), bytes.len());
+        });
+        let mut found = vec![0; bytes.len()];
+        file.read_exact_at(&mut found, 1).unwrap();
+        assert!(found == bytes);
+    }
+
+    #[test]
     fn a_failed_write_is_reported_and_a_file_without_direct_io_is_not_written() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
@@ -204,8 +220,10 @@ mod tests {
         let file = File::open(&path).unwrap();
         thread::scope(|scope| {
             let mut direct = DirectWriter::start(scope, &file, 0).unwrap();
-            let errors = (0..3).filter_map(|_| direct.append(&vec![1; CHUNK]).err());
-            assert_eq!(errors.take(1).map(|error| Errno::from_io_error(&error)).last(), Some(Some(Errno::BADF)));
+            let errors = [(); 3].map(|()| direct.append(&vec![1; CHUNK]).err());
+            let errno = errors[1].as_ref().and_then(Errno::from_io_error);
+            assert!(errors[0].is_none() && errno == Some(Errno::BADF) && errors[2].is_some(), "{errors:?}");
+            direct.finish().unwrap_err();
         });
         let proc = File::open("/proc/self/status").unwrap();
         thread::scope(|scope| assert!(DirectWriter::start(scope, &proc, 0).is_none()));

@@ -32,8 +32,7 @@ use self::{
     whiteout::{Mark, Opacity, look, mark},
 };
 use super::{
-    DIRECTORY_COST, EntryRules, MemoryReservation, Ownership, ReusableFile, UnpackError, UnpackOptions, UnpackReport,
-    WholeFile,
+    DIRECTORY_COST, EntryRules, Ownership, ReusableFile, UnpackError, UnpackOptions, UnpackReport, WholeFile,
     archive::{Reader, TarEntry, TarKind, TarMetadata, Xattrs, pax::Time},
     disk_size,
     error::Fault,
@@ -269,10 +268,10 @@ impl<'a> Writer<'a> {
         (path, known): (&[u8], u64),
         reader: &mut Reader<'_>,
     ) -> Result<(), Fault> {
-        let mut claim = MemoryReservation::on(&self.options.memory);
-        if length < self.options.direct_min || !claim.grow_if_free(direct_io::MEMORY) {
+        let is_large = length >= self.options.direct_min;
+        let Some(_writer) = is_large.then(|| self.options.memory.budget.direct_writer()).flatten() else {
             return self.copy(file, (0, length), Some((path, known)), None, reader);
-        }
+        };
         let known = direct_io::aligned(known);
         thread::scope(|scope| {
             let direct = DirectWriter::start(scope, file, known);
@@ -280,13 +279,33 @@ impl<'a> Writer<'a> {
         })
     }
 
-    /// Copies data into a file. For a whole file, `whole` is its path and the number of bytes that it already has.
+    /// Copies data into a file. For a whole file, `whole` is its path and the number of bytes that it already has; for
+    /// a direct writer, this number is aligned.
     fn copy(
+        &mut self,
+        file: &File,
+        range: (u64, u64),
+        whole: Option<(&[u8], u64)>,
+        mut direct: Option<DirectWriter<'_>>,
+        reader: &mut Reader<'_>,
+    ) -> Result<(), Fault> {
+        let copied = self.copy_chunks(file, range, whole, direct.as_mut(), reader);
+        if let (Some(direct), Some((path, _))) = (direct, whole) {
+            // After a failed read, too: the next attempt continues the layer after the bytes that the journal has.
+            match direct.finish() {
+                Ok(written) => reader.content_written(written, path),
+                Err(error) => return copied.and(Err(Fault::io("write")(error))),
+            }
+        }
+        copied
+    }
+
+    fn copy_chunks(
         &mut self,
         file: &File,
         (mut offset, length): (u64, u64),
         whole: Option<(&[u8], u64)>,
-        mut direct: Option<DirectWriter<'_>>,
+        mut direct: Option<&mut DirectWriter<'_>>,
         reader: &mut Reader<'_>,
     ) -> Result<(), Fault> {
         let end = offset + length;
@@ -311,9 +330,6 @@ impl<'a> Writer<'a> {
             }
             offset += length as u64;
             self.gauge.wrote(length)?;
-        }
-        if let (Some(direct), Some((path, _))) = (direct, whole) {
-            reader.content_written(direct.finish().map_err(Fault::io("write"))?, path);
         }
         Ok(())
     }
