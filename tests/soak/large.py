@@ -229,13 +229,13 @@ class LargeSoak:
         print(f"fetched again: {again / size:.2%} of {size / GIGABYTE:.0f} GB; at most {REFETCHED_MAX:.0%}, and {on_its_way} MB a break")
         print(f"resident at most {self.highest / MEGABYTE:.0f} MB, {idle / MEGABYTE:.0f} MB when idle; at most {RESIDENT_MAX // MEGABYTE} MB")
         others = f"alone {1000 * alone:.1f} ms, beside busy loops {1000 * busy:.1f} ms"
-        print(f"slowest sync of a hundred beside it: {1000 * beside:.1f} ms; {others}; at most x {slower_max:g} of the slower one")
+        print(f"slowest sync of a hundred beside it: {1000 * beside:.1f} ms; {others}; at most x {slower_max:g} of alone")
         breaks = sum(len(row["share"]) for row in self.rows)
         if again > REFETCHED_MAX * size + on_its_way * MEGABYTE * breaks:
             self.problems.append("too many bytes were fetched again")
         if self.highest > RESIDENT_MAX:
             self.problems.append("too much memory is resident")
-        if beside > slower_max * max(alone, busy):
+        if beside > slower_max * alone:
             self.problems.append("syncs beside the pulls are too slow")
 
 

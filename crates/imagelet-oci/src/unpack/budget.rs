@@ -44,7 +44,7 @@ pub const UNPACK_MEMORY_DEFAULT: u64 = 160 << 20;
 const STEP: u64 = 64 << 10;
 /// Directories that all layers together keep open. A process with 64 layers then stays below 1024 descriptors.
 const DIRECTORIES_MAX: usize = 192;
-/// Files that all layers together write with direct I/O at a time. Each takes 2 MiB, which no layer waits for.
+/// Files that all layers together write with direct I/O at a time. Each takes 2 MiB in addition to the budget.
 const DIRECT_WRITERS_MAX: usize = 8;
 const CANCEL_POLL: Duration = Duration::from_millis(50);
 

@@ -18,8 +18,10 @@ use rustix::{
 pub(crate) const DIRECT_MIN: u64 = 256 << 20;
 /// The size of a write: large enough that a disk reaches its full rate with one write at a time.
 const CHUNK: usize = 1 << 20;
-/// The kernel requires that memory, offset and length are multiples of the disk's logical block, which is rarely larger.
+/// The kernel requires that memory, offset and length are multiples of the disk's logical block. Few disks have a larger
+/// block than this.
 const ALIGNMENT: usize = 4 << 10;
+
 struct Chunk {
     bytes: Vec<u8>,
     start: usize,
