@@ -172,6 +172,9 @@ fn timeout_of(text: &str) -> Duration {
 /// Pulls, under a subscriber of its own if there is one; answers the methods of the client's spans, each closed.
 async fn traced_pull(client: RemoteImageService, image: &str, is_set: bool) -> (Vec<String>, ImageId) {
     let spans = Spans::default();
+    // With a single dispatcher, the first thread at a span decides for all threads whether it is enabled; it may be a
+    // parallel test without a subscriber. With two dispatchers, both are asked.
+    let _second = tracing::Dispatch::new(tracing_subscriber::registry());
     let subscriber = tracing_subscriber::registry().with(spans.clone());
     let guard = is_set.then(|| tracing::subscriber::set_default(subscriber));
     let id = client.pull(&request(image), no_progress()).await.unwrap();
