@@ -71,14 +71,25 @@ struct PodPull<'a> {
 pub(crate) async fn send_pod_events(client: &Client, node: &str, manager: &ImageManager) {
     let (mut sent, mut is_failing) = (HashMap::<PodIdentity, SentEvent>::new(), false);
     let mut warnings = ArtifactWarnings::default();
+    // The version at which no pull ran and no event could become due. While it lasts, the pulls are not copied.
+    let mut idle_since = None;
     let mut ticks = interval(SEND_EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
+        if let Some(version) = idle_since
+            && matches!(manager.pulls_since(version), (current, news) if current == version && news.is_empty())
+        {
+            continue;
+        }
         let now = Instant::now();
         sent.retain(|_, event| now.saturating_duration_since(event.at) < ENDS_AFTER);
-        let (_, pulls) = manager.pulls_since(1);
-        let Some(due) = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now)) else { continue };
+        let (version, pulls) = manager.pulls_since(1);
+        let Some(due) = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now)) else {
+            let is_idle = sent.is_empty() && pulls.iter().all(|pull| pull.progress.times.end.is_some());
+            idle_since = is_idle.then_some(version);
+            continue;
+        };
         let before = sent.get(&due.pod).filter(|_| due.reason == PROGRESS);
         let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
         let mut event =
