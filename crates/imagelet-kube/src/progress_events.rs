@@ -85,11 +85,11 @@ pub(crate) async fn send_pod_events(client: &Client, node: &str, manager: &Image
         let now = Instant::now();
         sent.retain(|_, event| now.saturating_duration_since(event.at) < ENDS_AFTER);
         let (version, pulls) = manager.pulls_since(1);
-        let Some(due) = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now)) else {
-            let is_idle = sent.is_empty() && pulls.iter().all(|pull| pull.progress.times.end.is_some());
-            idle_since = is_idle.then_some(version);
-            continue;
-        };
+        let due = warnings.next(&pulls).or_else(|| due_event(&pulls, &sent, now));
+        let has_ended = |pull: &PullStatus| pull.progress.times.end.is_some();
+        let is_idle = due.is_none() && sent.is_empty() && pulls.iter().all(has_ended);
+        idle_since = is_idle.then_some(version);
+        let Some(due) = due else { continue };
         let before = sent.get(&due.pod).filter(|_| due.reason == PROGRESS);
         let (time, count) = (Timestamp::now(), before.map_or(0, |before| before.count).saturating_add(1));
         let mut event =
