@@ -1,4 +1,5 @@
-//! What large blobs leave in the page cache: little, so that they do not evict the pages of pods.
+//! When the kernel writes files back, and what large blobs leave in the page cache: little, so that they do not evict the
+//! pages of pods.
 
 use std::{fs::File, num::NonZeroU64, ops::Range};
 
@@ -8,17 +9,31 @@ use rustix::fs::{Advice, fadvise};
 const WRITE_BACK_PERIOD: u64 = 4 << 20;
 /// From this size on, the earlier pages of a blob are dropped from the page cache after their write-back.
 const UNCACHED_MIN: u64 = 256 << 20;
+/// The write-back of a whole file starts from this size on. For a smaller file, the call costs more than it gains.
+const WHOLE_MIN: u64 = 32 << 10;
 const PAGE: u64 = 4 << 10;
+
+/// Starts the write-back of a whole file of `size` bytes. Unlike a sync, it writes no metadata, which the next files of
+/// the same folders would change again.
+pub(crate) fn start_write_back(file: &File, size: u64) {
+    if size >= WHOLE_MIN {
+        drop_pages(file, 0, None);
+    }
+}
 
 /// Starts the write-back of the new bytes of a growing file, and drops the earlier pages of a large file from the page
 /// cache. Returns the offset that the next call takes as `written_back`.
 pub(crate) fn write_back(file: &File, written_back: u64, length: u64) -> u64 {
     let Some(range) = due(written_back, length) else { return written_back };
     if let Some(size) = NonZeroU64::new(range.end - range.start) {
-        // The kernel cannot drop a dirty page, but starts its write-back. Errors are ignored: the sync reports them.
-        let _ = fadvise(file, range.start, Some(size), Advice::DontNeed);
+        drop_pages(file, range.start, Some(size));
     }
     range.end
+}
+
+/// The kernel cannot drop a dirty page, but starts its write-back. Errors are ignored: the sync reports them.
+fn drop_pages(file: &File, offset: u64, size: Option<NonZeroU64>) {
+    let _ = fadvise(file, offset, size, Advice::DontNeed);
 }
 
 /// The range whose new bytes are written back and whose earlier bytes are dropped. `None` if it is too early.

@@ -6,7 +6,10 @@ use tokio::time::Instant;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::{Engine, blocking};
-use crate::store::{Durability, SyncView};
+use crate::{
+    store::{Durability, SyncView},
+    unpack::UnpackBudget,
+};
 
 /// The delay before a background sync. Pulls that end within it share the sync. Their own durable writes come before.
 const SYNC_DELAY: Duration = Duration::from_millis(500);
@@ -18,13 +21,15 @@ const FIRST_SYNC: Duration = Duration::from_millis(50);
 /// The longest pause between two early syncs. A quarter of it slowed large images and sped up none.
 const LONGEST_PAUSE: Duration = Duration::from_millis(600);
 
-/// The pause after an early sync. `synced` is the duration of this sync, and `produced` the time in which pulls wrote
-/// its data. While a disk falls behind the pulls, each sync takes longer than the previous sync, so the next sync
-/// follows at once. Otherwise each pause is twice the previous pause: a slow disk is then busy early, even if the first
-/// sync found nothing to write. `previous` is the last pause that was not skipped. On a disk with a high but constant
-/// latency, the pauses stay.
-fn pause(produced: Duration, synced: Duration, previous: Duration) -> Duration {
-    if synced > produced { Duration::ZERO } else { (previous * 2).min(LONGEST_PAUSE) }
+/// The pause while the disk is behind the pulls. Each sync writes the folders that grow once more, and that time is
+/// missing for data. The layers keep the disk busy.
+const PAUSE_BEHIND: Duration = Duration::from_secs(2);
+
+/// The pause after an early sync; `None` if the disk is behind the pulls. `synced` is the duration of this sync, and
+/// `produced` the time in which pulls wrote its data. Each pause is twice the previous pause: a slow disk is noticed
+/// early, even if the first sync found nothing to write. On a disk with a high but constant latency, the pauses stay.
+fn pause(produced: Duration, synced: Duration, previous: Duration) -> Option<Duration> {
+    (synced <= produced).then(|| (previous * 2).min(LONGEST_PAUSE))
 }
 
 impl Engine {
@@ -47,31 +52,34 @@ impl Engine {
     pub(crate) fn sync_early(&self) -> Option<AbortOnDropHandle<()>> {
         // The task has only the path, so that the store can be closed.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.syncing_early));
+        let budget = Arc::clone(&self.budget);
         let task = async move {
             let _alone = alone.lock().await;
-            sync_periodically(&root).await;
+            sync_periodically(&root, &budget).await;
         };
         (self.config.durability == Durability::Commit).then(|| AbortOnDropHandle::new(tokio::spawn(task)))
     }
 }
 
-async fn sync_periodically(root: &Path) {
+async fn sync_periodically(root: &Path, budget: &UnpackBudget) {
     let (mut since, mut wait, mut previous) = (Instant::now(), FIRST_SYNC, FIRST_SYNC);
     loop {
         tokio::time::sleep(wait).await;
         let (root, begun) = (root.to_owned(), Instant::now());
         let synced = tokio::task::spawn_blocking(move || SyncView::open(&root)?.sync()).await;
         wait = match synced.unwrap_or_else(|error| Err(error.into())) {
-            Ok(()) => pause(begun - since, begun.elapsed(), previous),
+            Ok(()) => {
+                let next = pause(begun - since, begun.elapsed(), previous);
+                budget.set_disk_behind(next.is_none());
+                previous = next.unwrap_or(previous);
+                next.unwrap_or(PAUSE_BEHIND)
+            }
             Err(error) => {
                 tracing::debug!(%error, "an early sync failed; the pull reports it");
                 LONGEST_PAUSE
             }
         };
         since = begun;
-        if !wait.is_zero() {
-            previous = wait;
-        }
     }
 }
 
@@ -80,19 +88,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_disk_that_falls_behind_the_pulls_is_synced_without_a_pause_and_others_with_longer_pauses() {
+    fn pauses_grow_unless_the_disk_is_behind_the_pulls() {
         let millis = Duration::from_millis;
         for (produced, synced, previous, expected) in [
-            (50, 5, 50, 100),
-            (105, 5, 100, 200),
-            (50, 80, 50, 0),
-            (80, 200, 200, 0),
-            (200, 150, 200, 400),
-            (40, 40, 400, 600),
-            (700, 120, 600, 600),
+            (50, 5, 50, Some(100)),
+            (105, 5, 100, Some(200)),
+            (50, 80, 50, None),
+            (80, 200, 200, None),
+            (200, 150, 200, Some(400)),
+            (40, 40, 400, Some(600)),
+            (700, 120, 600, Some(600)),
         ] {
             let pause = pause(millis(produced), millis(synced), millis(previous));
-            assert_eq!(pause, millis(expected), "{synced} ms for {produced} ms after a pause of {previous} ms");
+            assert_eq!(pause, expected.map(millis), "{synced} ms for {produced} ms after a pause of {previous} ms");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The memory and the open directories that all layers share while they are unpacked.
+//! The memory, the open directories and the disk that all layers share while they are unpacked.
 //!
 //! Each layer has its own memory, which is enough for most layers. The rest is shared; one tenant gets at most half of
 //! it (or 16 MiB). A layer with shared memory never waits for more, so there is no deadlock: it fails, releases its
@@ -55,6 +55,7 @@ pub(crate) struct UnpackBudget {
     own_notes: u64,
     directories: Arc<Semaphore>,
     direct_writers: Arc<Semaphore>,
+    is_disk_behind: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -156,6 +157,7 @@ impl UnpackBudget {
             own_notes,
             directories: Arc::new(Semaphore::new(DescriptorShare::default().of(DIRECTORIES_MAX))),
             direct_writers: Arc::new(Semaphore::new(DIRECT_WRITERS_MAX)),
+            is_disk_behind: AtomicBool::new(false),
         }
     }
 
@@ -188,6 +190,15 @@ impl UnpackBudget {
     /// Permission to write a file with direct I/O; `None` if all writers are taken.
     pub(crate) fn direct_writer(&self) -> Option<OwnedSemaphorePermit> {
         Arc::clone(&self.direct_writers).try_acquire_owned().ok()
+    }
+
+    /// Whether the disk writes more slowly than pulls produce data. Layers then start the write-back of their files.
+    pub(crate) fn is_disk_behind(&self) -> bool {
+        self.is_disk_behind.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_disk_behind(&self, is_behind: bool) {
+        self.is_disk_behind.store(is_behind, Ordering::Relaxed);
     }
 
     pub(crate) fn holder(&self) -> Option<String> {

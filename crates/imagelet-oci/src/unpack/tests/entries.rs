@@ -3,6 +3,7 @@
 use std::{
     fs::{self, Metadata},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
+    process::Command,
 };
 
 use super::{
@@ -66,6 +67,19 @@ fn files_written_with_direct_io_are_as_those_written_through_the_page_cache() {
     site.options.direct_min = 0;
     let error = site.unpack(&archive[..2 << 20]).unwrap_err();
     assert_eq!(error.kind, UnpackErrorKind::Malformed, "{error}");
+}
+
+#[test]
+fn the_write_back_of_files_starts_at_once_while_the_disk_is_behind() {
+    let site = Site::new();
+    site.options.memory.budget.set_disk_behind(true);
+    site.unpack(&Archive::new().file("large", &"x".repeat(100_000)).end()).unwrap();
+    // The file system allocates the blocks of a file when its write-back starts, and reports the others as `delalloc`.
+    let mut filefrag = Command::new("filefrag");
+    filefrag.arg("-v").arg(site.layer().join("large")).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
+    let shown = filefrag.output().expect("filefrag is in the Debian package e2fsprogs");
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(!shown.contains("delalloc"), "{shown}");
 }
 
 #[test]

@@ -40,7 +40,7 @@ use super::{
     member::{self, FILE_MODE},
     name,
 };
-use crate::scarce::patiently;
+use crate::{page_cache, scarce::patiently};
 
 const DIRECTORY_OPEN: u32 = 0o700;
 /// The kernel's limits of device numbers. The kernel truncates larger numbers, even to 0:0.
@@ -229,6 +229,9 @@ impl<'a> Writer<'a> {
         }
         let mode = (!is_made_so).then_some(mode);
         let left_out = self.set_metadata(&file, &entry.metadata, mode, &entry.xattrs)?;
+        if self.options.memory.budget.is_disk_behind() {
+            page_cache::start_write_back(&file, entry.data.stored);
+        }
         self.manifest.file(&place.path, place.at(), file, entry.data.ranges.as_deref(), !entry.xattrs.is_empty())?;
         self.record(place, entry, &left_out)
     }
