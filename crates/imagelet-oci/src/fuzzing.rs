@@ -27,7 +27,7 @@ use crate::{
     image_archive::{ArchiveFiles, ImageArchive, references},
     manifest::{BlobLayout, Descriptor, DocumentSource, ImageConfig, Index, Manifest, ManifestDocument, select},
     pipeline::{
-        buffer_pool::{Expansion, queue},
+        buffer_pool::{BLOCKS_QUEUED, Expansion, queue},
         frames::{Frame, FrameReader},
         inflate::{Bounds, inflate},
     },
@@ -241,7 +241,8 @@ pub fn inflate_frames(compressed: &[u8], frame: usize, limit: u64) -> Inflated {
     }
     let source = FrameReader::new(frames, ReaderWait::default(), WrittenBytes::default());
     let memory = LayerMemory::of_its_own(MEMORY);
-    let (mut blocks, mut out) = queue(&memory, Hash::new(DigestAlgorithm::Sha256), WriteGate::default(), None);
+    let (mut blocks, mut out) =
+        queue(BLOCKS_QUEUED, &memory, Hash::new(DigestAlgorithm::Sha256), WriteGate::default(), None);
     let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
     let mut bytes = Vec::new();
     let (outcome, ended) = std::thread::scope(|scope| {

@@ -93,7 +93,10 @@ mod tests {
         pipeline::frames::Frame,
         registry::ReaderWait,
     };
-    use crate::{hash::Hash, pipeline::buffer_pool};
+    use crate::{
+        hash::Hash,
+        pipeline::buffer_pool::{self, BLOCKS_QUEUED},
+    };
     use imagelet_core::image::{Digest, DigestAlgorithm};
 
     fn through(frames: Vec<Frame>, limit: u64) -> (Result<bool, RuntimeError>, io::Result<Digest>) {
@@ -104,7 +107,7 @@ mod tests {
         drop(sender);
         let memory = LayerMemory::of_its_own(16 << 20);
         let hash = Hash::new(DigestAlgorithm::Sha256);
-        let (mut writer, out) = buffer_pool::queue(&memory, hash, WriteGate::default(), None);
+        let (mut writer, out) = buffer_pool::queue(BLOCKS_QUEUED, &memory, hash, WriteGate::default(), None);
         let reader = std::thread::spawn(move || out.drain());
         let bounds = Bounds { expansion: Expansion::new(limit, &Arc::default()), memory, cancelled: Arc::default() };
         let source = FrameReader::new(receiver, ReaderWait::default(), WrittenBytes::default());

@@ -36,7 +36,7 @@ use imagelet_core::{
 use tokio::{sync::mpsc, time::Instant};
 
 use self::{
-    buffer_pool::Expansion,
+    buffer_pool::{BLOCKS_QUEUED, BLOCKS_QUEUED_LARGEST, Expansion},
     fetch::{Fetched, Intake, LayerAttempt, ResumeSource, copy_to},
     frames::FrameReader,
     inflate::Bounds,
@@ -402,7 +402,8 @@ impl LayerAttempt<'_> {
         let cancelled = Arc::new(AtomicBool::new(false));
         let cancel = CancelOnDrop(Arc::clone(&cancelled));
         let gate = WriteGate::new(written_bytes.clone(), Arc::clone(&cancelled));
-        let (mut blocks, blocks_out) = buffer_pool::queue(memory, hash, gate, journal);
+        let queued = if job.terms.is_largest { BLOCKS_QUEUED_LARGEST } else { BLOCKS_QUEUED };
+        let (mut blocks, blocks_out) = buffer_pool::queue(queued, memory, hash, gate, journal);
         let inflated_max = job.descriptor.size.saturating_mul(job.terms.limits.expansion_max).min(INFLATED_BYTES_MAX);
         let bounds = Bounds {
             expansion: Expansion::new(inflated_max, &job.terms.allowance),
