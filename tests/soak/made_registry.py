@@ -24,8 +24,9 @@ class Handler(faulty_registry.Handler):
             return super().send(hexadecimal, start, end)
         is_reset = self.server.fault() == "reset"
         for piece in layer.read(start, self.server.chance.randrange(start, end) if is_reset else end):
-            self.connection.sendall(piece)
+            # Before it is sent: what a restart cuts off counts as well.
             self.server.count.sent(len(piece))
+            self.connection.sendall(piece)
         if is_reset:
             raise ConnectionResetError
         return None
