@@ -17,7 +17,7 @@ const PAGE: u64 = 4 << 10;
 /// the same folders would change again.
 pub(crate) fn start_write_back(file: &File, size: u64) {
     if size >= WHOLE_MIN {
-        drop_pages(file, 0, None);
+        dont_need(file, 0, None);
     }
 }
 
@@ -26,13 +26,13 @@ pub(crate) fn start_write_back(file: &File, size: u64) {
 pub(crate) fn write_back(file: &File, written_back: u64, length: u64) -> u64 {
     let Some(range) = due(written_back, length) else { return written_back };
     if let Some(size) = NonZeroU64::new(range.end - range.start) {
-        drop_pages(file, range.start, Some(size));
+        dont_need(file, range.start, Some(size));
     }
     range.end
 }
 
 /// The kernel cannot drop a dirty page, but starts its write-back. Errors are ignored: the sync reports them.
-fn drop_pages(file: &File, offset: u64, size: Option<NonZeroU64>) {
+fn dont_need(file: &File, offset: u64, size: Option<NonZeroU64>) {
     let _ = fadvise(file, offset, size, Advice::DontNeed);
 }
 

@@ -50,7 +50,7 @@ impl Engine {
 
     /// Syncs early, in parallel with the unpacking, until the handle is dropped. The pulls' views receive the errors.
     pub(crate) fn sync_early(&self) -> Option<AbortOnDropHandle<()>> {
-        // The task has only the path, so that the store can be closed.
+        // The task does not have the store, so that the store can be closed.
         let (root, alone) = (self.store.root().to_owned(), Arc::clone(&self.syncing_early));
         let budget = Arc::clone(&self.budget);
         let task = async move {

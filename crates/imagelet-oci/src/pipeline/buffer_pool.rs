@@ -21,7 +21,7 @@ use crate::{
 
 /// The size of a block: large enough for cheap queue operations, small enough for the L2 cache.
 pub(crate) const BLOCK_SIZE: usize = 128 * 1024;
-/// Queued blocks of a layer. With the block being filled and the block being read, a layer has four blocks.
+/// Queued blocks of a smaller layer. With the block being filled and the block being read, it has four blocks.
 pub(crate) const BLOCKS_QUEUED: usize = 2;
 /// Queued blocks of the largest layer. The inflater then goes on while small files are made, and the unpacker while the
 /// inflater waits for a core. With 2, pulls took 3 % more time; with 16, no less.
