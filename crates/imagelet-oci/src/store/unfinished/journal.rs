@@ -23,6 +23,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use zstd::bulk::Compressor;
 
 const HEAD_LENGTH: usize = 4 + 4 + 8 + 8 + 1;
 const RECORDS_MAX: usize = 64 << 10;
@@ -65,6 +66,8 @@ pub(crate) struct JournalWriter {
     checkpoints: VecDeque<Checkpoint>,
     records: Vec<JournalRecord>,
     size: usize,
+    /// Created with the first chunk: a new one for each chunk takes longer than the compression.
+    compressor: Option<Compressor<'static>>,
     pub(crate) has_checkpoint: Arc<AtomicBool>,
 }
 
@@ -148,7 +151,8 @@ impl JournalWriter {
         self.size = 0;
         let Some(file) = &mut self.file else { return };
         let cut = self.start.take().map_or(Ok(()), |start| file.set_len(start));
-        let written = cut.and_then(|()| encode_chunk(attempt, plain, checkpoint, &records));
+        let compressor = &mut self.compressor;
+        let written = cut.and_then(|()| encode_chunk(compressor, attempt, plain, checkpoint, &records));
         let written = written.and_then(|chunk| file.write_all(&chunk));
         if checkpoint.is_some() && written.is_ok() {
             self.has_checkpoint.store(true, Ordering::Relaxed);
@@ -161,13 +165,18 @@ impl JournalWriter {
 }
 
 fn encode_chunk(
+    compressor: &mut Option<Compressor<'static>>,
     attempt: u32,
     plain: u64,
     checkpoint: Option<Checkpoint>,
     records: &[JournalRecord],
 ) -> io::Result<Vec<u8>> {
     let records = postcard::to_stdvec(records).map_err(io::Error::other)?;
-    let bytes = zstd::bulk::compress(&records, ZSTD_LEVEL)?;
+    let compressor = match compressor {
+        Some(compressor) => compressor,
+        None => compressor.insert(Compressor::new(ZSTD_LEVEL)?),
+    };
+    let bytes = compressor.compress(&records)?;
     let payload = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     let format = checkpoint.map_or(0, |checkpoint| checkpoint.format as u8);
     let head = Head { payload, attempt, plain, packed: checkpoint.map_or(0, |checkpoint| checkpoint.packed), format };
@@ -298,7 +307,7 @@ mod tests {
     fn the_head_of_a_chunk_has_its_numbers_in_this_order() {
         let head = |format| {
             let checkpoint = Some(Checkpoint { packed: 0x0403, plain: 9, format });
-            encode_chunk(7, 0x0201, checkpoint, &[]).unwrap()[4..HEAD_LENGTH].to_vec()
+            encode_chunk(&mut None, 7, 0x0201, checkpoint, &[]).unwrap()[4..HEAD_LENGTH].to_vec()
         };
         let numbers = [7, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0, 0, 0, 0, 0];
         assert_eq!(head(StreamFormat::Plain), [&numbers[..], &[1]].concat());
