@@ -66,10 +66,14 @@ const FRAMES_QUEUED: usize = 8;
 const WRITER_CHECK: Duration = Duration::from_millis(20);
 const WRITER_CHECKS_MAX: u32 = 100;
 
-/// The nice value of the threads of every layer but the largest. The largest layer decides when the pull ends, and on
-/// two cores other layers would slow it. If it is the base, a runtime adds all other layers after it. With 19, an import
-/// of 13 layers took 8 MB more memory and no less time. The value has no effect on other control groups.
+/// The change of the nice value of the threads of every layer but the largest. The largest layer decides when the pull
+/// ends, and on two cores other layers would slow it. If it is the base, a runtime adds all other layers after it. With
+/// 19, an import of 13 layers took 8 MB more memory and no less time. The value has no effect on other control groups.
 const SMALLER_LAYER_NICE: i32 = 10;
+/// The change of the nice value of the largest layer's inflater. Only one thread can inflate a stream, so no other core
+/// makes up for the time in which this thread is preempted. A pull takes 4 % less time; with -10, no less. Without the
+/// capability `CAP_SYS_NICE`, the value does not change.
+const LARGEST_INFLATER_NICE: i32 = -5;
 
 /// Maximum inflated bytes of one layer of any size: the limit of its files.
 const INFLATED_BYTES_MAX: u64 = 256 << 30;
@@ -428,7 +432,7 @@ impl LayerAttempt<'_> {
         let inflater = tokio::task::spawn_blocking(move || {
             let readable: Vec<_> = readable.iter().map(|folder| AllowedFolder::ReadOnly(folder.as_fd())).collect();
             let inflated = confinement.run(&readable, move || {
-                set_priority(is_largest);
+                change_nice(if is_largest { LARGEST_INFLATER_NICE } else { SMALLER_LAYER_NICE });
                 inflate::inflate(compressed, &mut blocks, bounds, resumed)
             });
             // Drops the reader's files outside the sandbox, because the sandbox cannot remove files.
@@ -488,11 +492,9 @@ impl LayerAttempt<'_> {
     }
 }
 
-fn set_priority(is_largest: bool) {
-    if !is_largest {
-        // On Linux this call changes the calling thread only. A failure changes only the order of work.
-        let _ = rustix::process::setpriority_process(None, SMALLER_LAYER_NICE);
-    }
+fn change_nice(change: i32) {
+    // On Linux this call changes the calling thread only. A failure changes only the order of work.
+    let _ = rustix::process::nice(change);
 }
 
 fn unconfined(error: std::io::Error) -> RuntimeError {

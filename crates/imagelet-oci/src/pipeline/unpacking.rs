@@ -17,7 +17,7 @@ use imagelet_core::{
 };
 use rustix::fd::BorrowedFd;
 
-use super::{LayerJob, buffer_pool::BlockReader, set_priority, unconfined};
+use super::{LayerJob, SMALLER_LAYER_NICE, buffer_pool::BlockReader, change_nice, unconfined};
 use crate::{
     confine::AllowedFolder,
     layer_folders::open_folder,
@@ -51,7 +51,9 @@ impl LayerJob {
             let folders: Vec<_> = iter::once(root).chain(previous.map(AsFd::as_fd)).map(AllowedFolder::Full).collect();
             let is_largest = self.terms.is_largest;
             let unpacked = self.terms.confinement.run(&folders, move || {
-                set_priority(is_largest);
+                if !is_largest {
+                    change_nice(SMALLER_LAYER_NICE);
+                }
                 let manifest = listed.as_mut().map(|listed| listed as FileManifest<'_>);
                 let report = unpack_layer(&mut reader, root, options, manifest)?;
                 failpoint!("unpack.end");

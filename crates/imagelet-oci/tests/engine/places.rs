@@ -106,3 +106,34 @@ async fn layers_that_wait_for_memory_let_the_one_that_has_it_continue_at_the_sam
     };
     tokio::time::timeout(WAIT_MAX, both).await.expect("they do not wait for one another");
 }
+
+/// The nice values of all layers' threads in this process.
+fn nice_values() -> Vec<i64> {
+    let threads = std::fs::read_dir("/proc/self/task").expect("the threads");
+    let stats = threads.filter_map(|thread| std::fs::read_to_string(thread.ok()?.path().join("stat")).ok());
+    // The fields after the name, from the third on; the nice value is the nineteenth.
+    let nice = |stat: String| stat.split_once(" (layer) ")?.1.split(' ').nth(16)?.parse().ok();
+    stats.filter_map(nice).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_inflater_of_the_largest_layer_precedes_all_other_threads_of_layers() {
+    assert!(rustix::process::geteuid().is_root(), "only root lowers a nice value: run the tests as root");
+    let registry = TestRegistry::start().await;
+    let layer = |seed, length: usize| Layer::new().file("f", &noise(seed, length)).gzip().stalling_at(length / 2);
+    registry.image("app", "v1", &[layer(1, 100_000), layer(2, 200_000)]);
+    let folder = tempfile::tempdir().expect("a folder");
+    let engine = open_as(EngineConfig::new(folder.path())).await;
+    let own = i64::from(rustix::process::getpriority_process(None).expect("it has one"));
+    let all_run = async {
+        while ![own - 5, own, own + 10].iter().all(|nice| nice_values().contains(nice)) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let name = registry.name("app:v1");
+    tokio::select! {
+        () = all_run => {}
+        ended = pull(&engine, &name) => panic!("the registry stalls: {ended:?}"),
+        () = tokio::time::sleep(WAIT_MAX) => panic!("{:?} instead of three", nice_values()),
+    }
+}
