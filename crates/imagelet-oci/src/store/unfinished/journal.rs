@@ -52,7 +52,6 @@ pub(crate) enum JournalRecord {
 }
 
 /// Appends to a journal. A failed write ends the journal, not the pull.
-#[derive(Default)]
 pub(crate) struct JournalWriter {
     /// `None`: a write failed, so no later attempt can continue the layer.
     file: Option<File>,
@@ -66,8 +65,8 @@ pub(crate) struct JournalWriter {
     checkpoints: VecDeque<Checkpoint>,
     records: Vec<JournalRecord>,
     size: usize,
-    /// Created with the first chunk: a new one for each chunk takes longer than the compression.
-    compressor: Option<Compressor<'static>>,
+    /// One for all chunks: the creation of a compressor takes longer than the compression of a chunk.
+    compressor: Compressor<'static>,
     pub(crate) has_checkpoint: Arc<AtomicBool>,
 }
 
@@ -76,8 +75,18 @@ impl JournalWriter {
     pub(super) fn open(path: &Path, attempt: u32, last: Option<(Checkpoint, u64)>) -> io::Result<Self> {
         let file = Some(OpenOptions::new().append(true).create_new(last.is_none()).mode(0o600).open(path)?);
         let known = last.map_or(0, |(checkpoint, _)| checkpoint.plain);
-        let (start, has_checkpoint) = (last.map(|(_, length)| length), Arc::new(AtomicBool::new(known > 0)));
-        Ok(Self { file, attempt, start, known, has_checkpoint, ..Self::default() })
+        Ok(Self {
+            file,
+            attempt,
+            start: last.map(|(_, length)| length),
+            position: 0,
+            known,
+            checkpoints: VecDeque::new(),
+            records: Vec::new(),
+            size: 0,
+            compressor: Compressor::new(ZSTD_LEVEL)?,
+            has_checkpoint: Arc::new(AtomicBool::new(known > 0)),
+        })
     }
 
     pub(crate) fn announce(&mut self, checkpoint: Checkpoint) {
@@ -165,17 +174,13 @@ impl JournalWriter {
 }
 
 fn encode_chunk(
-    compressor: &mut Option<Compressor<'static>>,
+    compressor: &mut Compressor<'_>,
     attempt: u32,
     plain: u64,
     checkpoint: Option<Checkpoint>,
     records: &[JournalRecord],
 ) -> io::Result<Vec<u8>> {
     let records = postcard::to_stdvec(records).map_err(io::Error::other)?;
-    let compressor = match compressor {
-        Some(compressor) => compressor,
-        None => compressor.insert(Compressor::new(ZSTD_LEVEL)?),
-    };
     let bytes = compressor.compress(&records)?;
     let payload = u32::try_from(bytes.len()).map_err(io::Error::other)?;
     let format = checkpoint.map_or(0, |checkpoint| checkpoint.format as u8);
@@ -307,7 +312,8 @@ mod tests {
     fn the_head_of_a_chunk_has_its_numbers_in_this_order() {
         let head = |format| {
             let checkpoint = Some(Checkpoint { packed: 0x0403, plain: 9, format });
-            encode_chunk(&mut None, 7, 0x0201, checkpoint, &[]).unwrap()[4..HEAD_LENGTH].to_vec()
+            let mut compressor = Compressor::new(ZSTD_LEVEL).unwrap();
+            encode_chunk(&mut compressor, 7, 0x0201, checkpoint, &[]).unwrap()[4..HEAD_LENGTH].to_vec()
         };
         let numbers = [7, 0, 0, 0, 1, 2, 0, 0, 0, 0, 0, 0, 3, 4, 0, 0, 0, 0, 0, 0];
         assert_eq!(head(StreamFormat::Plain), [&numbers[..], &[1]].concat());
