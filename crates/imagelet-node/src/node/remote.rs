@@ -3,10 +3,12 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    pin::pin,
     time::Duration,
 };
 
 use bytes::{Bytes, BytesMut};
+use futures_util::future::{Either, select};
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, Full};
 use hyper::{body::Incoming, client::conn::http1};
@@ -211,10 +213,18 @@ impl RemoteNode {
         let stream = self.in_time(UnixStream::connect(&self.socket)).await?.map_err(CallError::Absent)?;
         let exchange = async {
             let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-            tokio::spawn(connection);
             let request = Request::builder().method(method).uri(format!("{COMMANDS}{path}"));
             let request = request.header(header::HOST, "localhost").body(Full::new(Bytes::from(body)));
-            sender.send_request(request.expect("a path of names is a URI")).await
+            let answer = pin!(sender.send_request(request.expect("a path of names is a URI")));
+            // One task polls both. If two do, hyper may lose a request that is sent while the connection fails, and
+            // the answer never comes (hyperium/hyper#4122). A server of gRPC lets it fail, because it speaks first.
+            match select(answer, connection).await {
+                Either::Left((answer, connection)) => {
+                    tokio::spawn(connection);
+                    answer
+                }
+                Either::Right((_, answer)) => answer.await,
+            }
         };
         let answer = self.in_time(exchange).await?.map_err(|error| {
             if error.is_parse() { CallError::NotOurs } else { CallError::Unanswered(error.to_string()) }
@@ -249,7 +259,7 @@ pub fn socket_hint(error: &io::Error, is_down: &'static str) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Mutex;
+    use std::{io::Write as _, os::unix::net::UnixListener as StdUnixListener, sync::Mutex, thread};
 
     use axum::{Router, body::Bytes as Body, extract::Path as UrlPath, routing::post};
     use serde_json::{Value, json};
@@ -264,6 +274,9 @@ mod tests {
         api::streamed,
         connections::{self, Limits},
     };
+
+    /// The first frame of a gRPC server.
+    const HTTP2_SETTINGS: &[u8] = b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0";
 
     fn serve(path: &Path) -> tokio::task::JoinHandle<()> {
         let listener = UnixListener::bind(path).expect("a socket");
@@ -318,14 +331,35 @@ mod tests {
                 if call % 2 == 1 {
                     stream.read_u8().await.expect("a request");
                 }
-                // The settings of HTTP/2, as a server sends them first.
-                drop(stream.write_all(b"\0\0\x06\x04\0\0\0\0\0\0\x05\0\0\x40\0").await);
+                drop(stream.write_all(HTTP2_SETTINGS).await);
             }
         });
         let client = RemoteNode::new(&path, Duration::from_mins(1));
         for _ in 0..40 {
             let probed = client.probe().await;
             assert!(matches!(probed, Probed::OtherCri), "{probed:?}");
+        }
+    }
+
+    /// Whether the request is lost depends on the timing of threads, so the test sends many.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_connection_that_fails_while_the_request_is_sent_is_answered_at_once() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("s.sock");
+        let listener = StdUnixListener::bind(&path).expect("a socket");
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a connection");
+                thread::spawn(move || {
+                    drop(stream.write_all(HTTP2_SETTINGS));
+                    drop(io::copy(&mut stream, &mut io::sink()));
+                });
+            }
+        });
+        let client = RemoteNode::new(&path, Duration::from_mins(1));
+        for call in 0..20_000 {
+            let probed = client.probe().await;
+            assert!(matches!(probed, Probed::OtherCri), "call {call}: {probed:?}");
         }
     }
 

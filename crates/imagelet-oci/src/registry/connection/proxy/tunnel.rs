@@ -1,8 +1,9 @@
 //! A tunnel through a proxy to one host: HTTP `CONNECT`, or SOCKS5.
 
-use std::{convert::Infallible, future::ready, time::Duration};
+use std::{convert::Infallible, future::ready, pin::pin, time::Duration};
 
 use bytes::Bytes;
+use futures_util::future::{Either, select};
 use http::{Request, Uri, header};
 use http_body_util::Empty;
 use hyper::client::conn::http1;
@@ -37,14 +38,20 @@ async fn http_tunnel(
     let broken = |error: hyper::Error| ConnectError::ProxyBroken(HttpError::new(error));
     let handshake = http1::Builder::new().max_buf_size(HEAD_BYTES_MAX).handshake(TokioIo::new(stream));
     let (mut sender, connection) = handshake.await.map_err(broken)?;
-    let driver = AbortOnDropHandle::new(tokio::spawn(connection.with_upgrades()));
     let request = Request::connect(host).header(header::HOST, host).body(Empty::<Bytes>::new());
     let mut request =
         request.map_err(|_| ConnectError::TunnelRefused("the name of the host is not valid".to_owned()))?;
     if let Some(authorization) = proxy.authorization.clone() {
         request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
     }
-    let response = sender.send_request(request).await.map_err(broken)?;
+    // One task polls both. If two do, hyper may lose a request that is sent while the connection fails, and the answer
+    // never comes (hyperium/hyper#4122).
+    let (response, connection) = match select(pin!(sender.send_request(request)), connection.with_upgrades()).await {
+        Either::Left((response, connection)) => (response, Some(connection)),
+        Either::Right((_, response)) => (response.await, None),
+    };
+    let response = response.map_err(broken)?;
+    let driver = connection.map(|connection| AbortOnDropHandle::new(tokio::spawn(connection)));
     if !response.status().is_success() {
         return Err(ConnectError::ProxyRefused(response.status()));
     }
@@ -69,4 +76,31 @@ async fn socks_tunnel(
     }
     let stream = socks.call(uri(host)?).await.map_err(|error| problem(&error))?;
     Ok(stream.into_inner())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write as _, os::unix::net::UnixStream as StdUnixStream, thread};
+
+    use tokio::net::UnixStream;
+
+    use super::*;
+
+    /// Whether the request is lost depends on the timing of threads, so the test sends many.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_proxy_that_answers_before_the_request_without_http_is_refused_at_once() {
+        let proxy = Proxy::parse("http://proxy:3128").expect("a proxy");
+        for call in 0..20_000 {
+            let (ours, mut theirs) = StdUnixStream::pair().expect("two streams");
+            ours.set_nonblocking(true).expect("a stream");
+            let ours = RegistryConnection::over(UnixStream::from_std(ours).expect("a stream"));
+            let answers = thread::spawn(move || {
+                drop(theirs.write_all(b"SSH-2.0-OpenSSH_9.9\r\n"));
+                theirs
+            });
+            let refused = tunnel(&proxy, ours, "registry.example:443").await.map(drop);
+            assert!(matches!(refused, Err(ConnectError::ProxyBroken(_))), "call {call}: {refused:?}");
+            drop(answers.join());
+        }
+    }
 }
