@@ -34,6 +34,7 @@ from bed import MEMORY, Failed, folder
 from source import registry
 
 DISK_BYTES = 4 << 30
+ROOM_BYTES = 2 << 30
 IMAGES = ("small", "web", "many", "web-zstd", "ml", "ml-zstd", "eight", "ai")
 FUNCTIONS = (pods.podstart, node.rss, node.idle, layers.present, layers.stacking, between.between, node.together, crowd.callers, full.full, network.slow, network.distant, slow_disk.slow_disk, partial.partial, artifact.artifact)
 FIGURES = {function.__name__: function for function in FUNCTIONS}
@@ -51,6 +52,10 @@ class Bench:
         self.programs, self.pause = (arguments.imagelet, arguments.containerd), source.pause()
         self.images, self.full = arguments.images, arguments.full
         self.quiet, self.values, self.runs = arguments.quiet, {}, {}
+
+    def room(self, image):
+        """Bytes of a disk for pulls of the image: some keep it packed, too, and some twice. The less, the more of them were there before."""
+        return ROOM_BYTES + 4 * sum(layer["size"] for layer in self.source.manifest(image)["layers"])
 
     def started(self, who, disk_bytes=DISK_BYTES):
         return candidates.started(who, self.place, self.programs, self.pause, disk_bytes)

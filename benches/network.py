@@ -3,7 +3,6 @@
 import contextlib
 import os
 
-import pulls
 from bed import rotated, run
 from report import median, megabytes, spread, table
 from source import registry
@@ -68,7 +67,7 @@ def distant(bench):
             source = parts.enter_context(registry(bench.source.corpus, bench.source.drafts, address=ADDRESS, tls=certificate, **options))
             for number in range((bench.pairs or 3) + 1):
                 for who, made in rotated(found[place].items(), number):
-                    with bench.started(who, pulls.DISK_BYTES) as candidate:
+                    with bench.started(who, bench.room(IMAGE)) as candidate:
                         candidate.settle()
                         pull = candidate.pull(source.image(IMAGE))
                     bench.tell(f"distant {who} {place}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")

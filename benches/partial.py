@@ -1,7 +1,6 @@
 """The figure of partial layers: what a pull that is not interrupted pays for a later resumption."""
 
 import candidates
-import pulls
 from bed import rotated
 from report import median, spread, table
 
@@ -24,7 +23,7 @@ def partial(bench):
     # The first turn does not count.
     for number in range((bench.pairs or PAIRS) + 1):
         for who in rotated(WHO, number):
-            with bench.started(who, pulls.DISK_BYTES) as candidate:
+            with bench.started(who, bench.room(IMAGE)) as candidate:
                 candidate.settle()
                 pull = candidate.pull(name)
             bench.tell(f"partial {number} {who}: {pull.wall:.3f} s, {pull.cpu:.3f} s CPU")

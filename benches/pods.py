@@ -10,7 +10,6 @@ from report import median, spread, table
 IMAGE = "web"
 WHO = ("imported", "forwarded", "containerd", "tuned")
 COMMAND = ("/bin/sleep", "1000000")
-DISK_BYTES = 10 << 30
 
 
 def podstart(bench):
@@ -19,7 +18,7 @@ def podstart(bench):
     runs = {who: [] for who in WHO if who in bench.candidates}
     for turn in range((bench.pairs or 5) + 1):
         for who, found in rotated(runs.items(), turn):
-            with bench.started(who, DISK_BYTES) as candidate:
+            with bench.started(who, bench.room(IMAGE)) as candidate:
                 # Every node has the sandbox image, by the runtime's own pull.
                 with cri.Connection(candidate.pods) as runtime:
                     runtime.pull(bench.pause)

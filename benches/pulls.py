@@ -7,7 +7,6 @@ from report import median, megabytes, spread, table
 
 # Images whose pulls are compared with the bound of this machine.
 BOUNDED = ("web", "many", "web-zstd", "ml")
-DISK_BYTES = 20 << 30
 HEAD = ["who", "wall s", "x", "x tuned", "CPU s", "x", "cores", "end s", "peak MB", "above idle", "MB fetched", "MB written", "x disk"]
 # An image larger than this takes its time: fewer turns have to do.
 LARGE_BYTES = 500 << 20
@@ -27,7 +26,7 @@ def measure(bench, image, who=None, pairs=None):
     for number in range(pairs + 1):
         for one, found in rotated(runs.items(), number):
             # Where files were removed, a file system makes new ones more slowly for minutes: each run has a new one.
-            with bench.started(one, DISK_BYTES) as candidate:
+            with bench.started(one, bench.room(image)) as candidate:
                 candidate.settle()
                 source.forget()
                 before = [measured(candidate.place) for measured in (written, used)]

@@ -5,7 +5,6 @@ import os
 import pathlib
 import time
 
-import pulls
 from bed import Failed, rotated, used, written
 from report import median, megabytes, spread, table
 
@@ -21,7 +20,7 @@ def slow_disk(bench):
     runs = {who: [] for who in WHO if who in bench.candidates}
     for number in range((bench.pairs or 3) + 1):
         for who, found in rotated(runs.items(), number):
-            with bench.started(who, pulls.DISK_BYTES) as candidate, held(candidate.place):
+            with bench.started(who, bench.room(IMAGE)) as candidate, held(candidate.place):
                 candidate.settle()
                 before = [measured(candidate.place) for measured in (written, used)]
                 begun = time.monotonic()
