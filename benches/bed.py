@@ -85,15 +85,13 @@ def disk(place, name, size):
         below = [line.split()[1] for line in pathlib.Path("/proc/mounts").read_text().splitlines()]
         for mounted in sorted((one for one in below if one.startswith(f"{mountpoint}/")), reverse=True):
             subprocess.run(["umount", "-l", mounted], check=False, capture_output=True)
-        is_unmounted = subprocess.run(["umount", mountpoint], check=False, capture_output=True).returncode == 0
-        if not is_unmounted:
-            subprocess.run(["umount", "-l", mountpoint], check=False)
-        mountpoint.rmdir()
-        if is_unmounted:
+        if subprocess.run(["umount", mountpoint], check=False, capture_output=True).returncode == 0:
             image.rename(unused / f"{time.monotonic_ns()}.img")
         else:
             # Something still has files open there.
+            subprocess.run(["umount", "-l", mountpoint], check=False)
             image.unlink()
+        mountpoint.rmdir()
 
 
 def settle(place):

@@ -54,7 +54,7 @@ class Bench:
         self.quiet, self.values, self.runs = arguments.quiet, {}, {}
 
     def room(self, image):
-        """Bytes of a disk for pulls of the image: some keep it packed, too, and some twice. The less, the more of them were there before."""
+        """Bytes of a disk for one pull of the image; some candidates keep it packed, too. On a larger disk, fewer pages are used again."""
         return ROOM_BYTES + 4 * sum(layer["size"] for layer in self.source.manifest(image)["layers"])
 
     def started(self, who, disk_bytes=DISK_BYTES):

@@ -9,7 +9,6 @@ use http_body_util::Empty;
 use hyper::client::conn::http1;
 use hyper_util::{client::legacy::connect::proxy::SocksV5, rt::TokioIo};
 use tokio::time::timeout;
-use tokio_util::task::AbortOnDropHandle;
 use tower::{Service as _, service_fn};
 
 use super::url::Proxy;
@@ -44,20 +43,20 @@ async fn http_tunnel(
     if let Some(authorization) = proxy.authorization.clone() {
         request.headers_mut().insert(header::PROXY_AUTHORIZATION, authorization);
     }
+    let exchange = pin!(async {
+        let response = sender.send_request(request).await.map_err(broken)?;
+        if !response.status().is_success() {
+            return Err(ConnectError::ProxyRefused(response.status()));
+        }
+        let stream = hyper::upgrade::on(response).await.map_err(broken)?;
+        Ok(RegistryConnection::over(TokioIo::new(stream)))
+    });
     // One task polls both. If two do, hyper may lose a request that is sent while the connection fails, and the answer
     // never comes (hyperium/hyper#4122).
-    let (response, connection) = match select(pin!(sender.send_request(request)), connection.with_upgrades()).await {
-        Either::Left((response, connection)) => (response, Some(connection)),
-        Either::Right((_, response)) => (response.await, None),
-    };
-    let response = response.map_err(broken)?;
-    let driver = connection.map(|connection| AbortOnDropHandle::new(tokio::spawn(connection)));
-    if !response.status().is_success() {
-        return Err(ConnectError::ProxyRefused(response.status()));
+    match select(exchange, connection.with_upgrades()).await {
+        Either::Left((tunnel, _)) => tunnel,
+        Either::Right((_, exchange)) => exchange.await,
     }
-    let stream = hyper::upgrade::on(response).await.map_err(broken)?;
-    drop(driver);
-    Ok(RegistryConnection::over(TokioIo::new(stream)))
 }
 
 async fn socks_tunnel(
